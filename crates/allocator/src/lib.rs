@@ -1,0 +1,1 @@
+//! CUDACachingAllocator over a tape: allocated, reserved, whether it fits.

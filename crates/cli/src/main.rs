@@ -1,0 +1,3 @@
+//! The `vramledger` binary.
+
+fn main() {}

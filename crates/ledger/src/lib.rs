@@ -1,0 +1,17 @@
+//! The vocabulary of GPU training memory and the tape that records it.
+//!
+//! Memory over time is a [`Tape`]: an ordered record of allocations, frees and marks. Every answer
+//! about a moment, a peak or a phase is one replay of a tape. This crate does no I/O.
+
+mod bytes;
+mod category;
+mod phase;
+mod tape;
+
+pub use bytes::{ByteDelta, Bytes};
+pub use category::Category;
+pub use phase::Phase;
+pub use tape::{
+    Device, DeviceId, DeviceKind, Dtype, Event, Label, LabelId, Layout, LayoutId, Mark, MarkId, Name, Object,
+    ObjectId, Pool, Segment, SegmentId, Stream, Tape, TapeError, Unit,
+};

@@ -1,0 +1,178 @@
+//! How a model is trained: everything about a run but the model and the card.
+
+use ledger::Dtype;
+
+macro_rules! choices {
+    ($($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $text:literal),+ $(,)? })+) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum $name { $($(#[$vdoc])* $variant),+ }
+
+        impl $name {
+            /// Every choice.
+            pub const ALL: &[Self] = &[$(Self::$variant),+];
+
+            /// The word used on the command line and in documents.
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $text),+ }
+            }
+        }
+
+        impl std::str::FromStr for $name {
+            type Err = ();
+            fn from_str(word: &str) -> Result<Self, ()> {
+                match word { $($text => Ok(Self::$variant),)+ _ => Err(()) }
+            }
+        }
+    )+};
+}
+
+choices! {
+    /// The attention implementation of the model (`attn_implementation`).
+    Attention {
+        /// Matrix products and a softmax, written out.
+        Eager = "eager",
+        /// `torch.nn.functional.scaled_dot_product_attention`.
+        Sdpa = "sdpa",
+    }
+
+    /// The kernel that sdpa runs.
+    SdpaKernel {
+        /// The one PyTorch would choose by device, dtype, dropout and mask.
+        Default = "default",
+        /// FlashAttention.
+        Flash = "flash",
+        /// Memory-efficient attention.
+        Efficient = "efficient",
+        /// Matrix products and a softmax.
+        Math = "math",
+        /// cuDNN's fused attention.
+        Cudnn = "cudnn",
+    }
+
+    /// Activation checkpointing.
+    Checkpoint {
+        /// Every saved tensor is kept.
+        None = "none",
+        /// Every decoder layer is recomputed in backward (not reentrant).
+        Full = "full",
+    }
+
+    /// The optimizer, under its name in `torch.optim`.
+    Optimizer {
+        /// Stochastic gradient descent.
+        Sgd = "sgd",
+        /// Adam.
+        Adam = "adam",
+        /// Adam with decoupled weight decay.
+        AdamW = "adamw",
+        /// RMSprop.
+        RmsProp = "rmsprop",
+        /// Adagrad.
+        Adagrad = "adagrad",
+        /// Adafactor.
+        Adafactor = "adafactor",
+    }
+
+    /// The implementation of the optimizer's step.
+    OptimizerImpl {
+        /// Lists of tensors at a time.
+        Foreach = "foreach",
+        /// One kernel for everything.
+        Fused = "fused",
+        /// One parameter after the other.
+        ForLoop = "for-loop",
+    }
+
+    /// What zero_grad does.
+    ZeroGrad {
+        /// Gradients are let go.
+        SetToNone = "set-to-none",
+        /// Gradients are filled with zeros.
+        Keep = "keep",
+    }
+
+    /// The loss of an mlp.
+    MlpLoss {
+        /// The mean of the squares of the output.
+        MeanSquare = "mean-square",
+        /// The sum of the output.
+        Sum = "sum",
+    }
+
+    /// The release of torch whose behaviour is modelled.
+    Torch {
+        /// 2.6
+        V2_6 = "2.6",
+        /// 2.11
+        V2_11 = "2.11",
+        /// 2.15
+        V2_15 = "2.15",
+    }
+}
+
+/// How a model is trained.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Setup {
+    /// Samples of one micro-batch.
+    pub batch: u64,
+    /// Tokens of one sample: a length a step, cycled. Empty for an mlp.
+    pub seqs: Vec<u64>,
+    /// Dtype of the weights; none: the config's.
+    pub dtype: Option<Dtype>,
+    /// Dtype of the autocast region around the forward pass.
+    pub autocast: Option<Dtype>,
+    /// The attention implementation.
+    pub attention: Attention,
+    /// The kernel that sdpa runs.
+    pub sdpa_kernel: SdpaKernel,
+    /// Activation checkpointing.
+    pub checkpoint: Checkpoint,
+    /// The optimizer.
+    pub optimizer: Optimizer,
+    /// Its implementation; none: what torch picks on CUDA.
+    pub optimizer_impl: Option<OptimizerImpl>,
+    /// Momentum of SGD and RMSprop.
+    pub momentum: f64,
+    /// Micro-batches of one step.
+    pub accumulate: u32,
+    /// Data-parallel ranks: enters the effective batch.
+    pub world_size: u32,
+    /// What zero_grad does.
+    pub zero_grad: ZeroGrad,
+    /// The largest norm of the gradients (`clip_grad_norm_`).
+    pub clip_grad_norm: Option<f64>,
+    /// The output object stays bound until the next forward.
+    pub keep_outputs: bool,
+    /// The loss of an mlp.
+    pub mlp_loss: MlpLoss,
+    /// Steps to run.
+    pub steps: u32,
+    /// The release of torch.
+    pub torch: Torch,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            batch: 1,
+            seqs: Vec::new(),
+            dtype: None,
+            autocast: None,
+            attention: Attention::Sdpa,
+            sdpa_kernel: SdpaKernel::Default,
+            checkpoint: Checkpoint::None,
+            optimizer: Optimizer::AdamW,
+            optimizer_impl: None,
+            momentum: 0.0,
+            accumulate: 1,
+            world_size: 1,
+            zero_grad: ZeroGrad::SetToNone,
+            clip_grad_norm: None,
+            keep_outputs: false,
+            mlp_loss: MlpLoss::MeanSquare,
+            steps: 3,
+            torch: Torch::V2_15,
+        }
+    }
+}

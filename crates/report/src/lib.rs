@@ -1,0 +1,1 @@
+//! Documents in, bytes out: text, markdown, CSV.

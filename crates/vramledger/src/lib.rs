@@ -1,0 +1,1 @@
+//! The library people use: the pipelines over the other crates.

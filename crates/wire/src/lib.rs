@@ -1,0 +1,1 @@
+//! The documents: versioned JSON and the tape's file form.
