@@ -5,11 +5,13 @@
 
 mod bytes;
 mod category;
+mod meter;
 mod phase;
 mod tape;
 
 pub use bytes::{ByteDelta, Bytes};
 pub use category::Category;
+pub use meter::{Meter, Oom, Reading};
 pub use phase::Phase;
 pub use tape::{
     Device, DeviceId, DeviceKind, Dtype, Event, Label, LabelId, Layout, LayoutId, Mark, MarkId, Name, Object,
