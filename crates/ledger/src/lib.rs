@@ -5,13 +5,18 @@
 
 mod bytes;
 mod category;
+mod measure;
 mod meter;
+mod model;
 mod phase;
 mod tape;
+mod words;
 
 pub use bytes::{ByteDelta, Bytes};
 pub use category::Category;
+pub use measure::{Measure, Provenance, Signal};
 pub use meter::{Meter, Oom, Reading};
+pub use model::{Contributor, Failure, Ladder, Ledger, Peak, Peaks, PhaseRow, Position, Totals};
 pub use phase::Phase;
 pub use tape::{
     Device, DeviceId, DeviceKind, Dtype, Event, Label, LabelId, Layout, LayoutId, Mark, MarkId, Name, Object,
