@@ -5,19 +5,23 @@
 
 mod bytes;
 mod category;
+mod compare;
 mod measure;
 mod meter;
 mod model;
 mod phase;
+mod reconcile;
 mod tape;
 mod words;
 
 pub use bytes::{ByteDelta, Bytes};
 pub use category::Category;
+pub use compare::{Candidate, CompareError, Comparison, Named, compare};
 pub use measure::{Measure, Provenance, Signal};
 pub use meter::{Meter, Oom, Reading};
 pub use model::{Contributor, Failure, Ladder, Ledger, Peak, Peaks, PhaseRow, Position, Totals};
 pub use phase::Phase;
+pub use reconcile::{Found, Prediction, ReconcileError, Reconciliation, Row, reconcile};
 pub use tape::{
     Device, DeviceId, DeviceKind, Dtype, Event, Label, LabelId, Layout, LayoutId, Mark, MarkId, Name, Object,
     ObjectId, Pool, Segment, SegmentId, Stream, Tape, TapeError, Unit,
