@@ -11,6 +11,7 @@ mod meter;
 mod model;
 mod phase;
 mod reconcile;
+mod replay;
 mod tape;
 mod words;
 
@@ -22,6 +23,7 @@ pub use meter::{Meter, Oom, Reading};
 pub use model::{Contributor, Failure, Ladder, Ledger, Peak, Peaks, PhaseRow, Position, Totals};
 pub use phase::Phase;
 pub use reconcile::{Found, Prediction, ReconcileError, Reconciliation, Row, reconcile};
+pub use replay::{holders, replay};
 pub use tape::{
     Device, DeviceId, DeviceKind, Dtype, Event, Label, LabelId, Layout, LayoutId, Mark, MarkId, Name, Object,
     ObjectId, Pool, Segment, SegmentId, Stream, Tape, TapeError, Unit,

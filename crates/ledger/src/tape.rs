@@ -45,6 +45,20 @@ pub struct Name(NonZeroU32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LayoutId(NonZeroU32);
 
+impl Name {
+    /// The place of the text in [`Tape::names`].
+    pub const fn index(self) -> usize {
+        self.0.get() as usize - 1
+    }
+}
+
+impl LayoutId {
+    /// The place of the layout in [`Tape::layouts`].
+    pub const fn index(self) -> usize {
+        self.0.get() as usize - 1
+    }
+}
+
 /// What the bytes of a tape count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Unit {
@@ -248,6 +262,10 @@ pub enum TapeError {
     Dangling { event: usize, what: &'static str, index: u64, count: usize },
     #[error("event {event} makes object {object}, which was made before")]
     MadeTwice { event: usize, object: u32 },
+    #[error("event {event} gives back more segment bytes than device {device} holds")]
+    NotReserved { event: usize, device: u16 },
+    #[error("{what} {index} names {of} {handle}, of which the tape has {count}")]
+    DanglingTable { what: &'static str, index: usize, of: &'static str, handle: u64, count: usize },
 }
 
 /// An ordered record of allocations, frees and marks.
@@ -317,6 +335,11 @@ impl Tape {
         self.names.get(name.0)
     }
 
+    /// Every interned text, by [`Name::index`].
+    pub fn names(&self) -> &[String] {
+        &self.names.values
+    }
+
     /// The handle of a dtype and shape, interned.
     pub fn intern_layout(&mut self, layout: &Layout) -> LayoutId {
         LayoutId(self.layouts.intern_ref(layout))
@@ -325,6 +348,11 @@ impl Tape {
     /// The dtype and shape of `layout`.
     pub fn layout(&self, layout: LayoutId) -> &Layout {
         self.layouts.get(layout.0)
+    }
+
+    /// Every interned dtype and shape, by [`LayoutId::index`].
+    pub fn layouts(&self) -> &[Layout] {
+        &self.layouts.values
     }
 
     /// The handle of `label`, interned.
@@ -451,10 +479,122 @@ impl Tape {
         }
     }
 
+    /// Whether the tape can be replayed: every handle names something, an object is made once and
+    /// let go once, and no total reaches 2^63. For tapes from outside.
+    ///
+    /// # Errors
+    /// The first place that is not so.
+    pub fn validate(&self) -> Result<(), TapeError> {
+        self.validate_tables()?;
+        let mut lives = vec![Life::Unborn; self.objects.len()];
+        let mut sizes = vec![0_u64; self.objects.len()];
+        let mut alive = Bytes::ZERO;
+        let mut reserved = vec![Bytes::ZERO; self.devices.len()];
+        for (event, it) in self.events().enumerate() {
+            let known = |what, index: u64, count: usize| {
+                let error = TapeError::Dangling { event, what, index, count };
+                usize::try_from(index).ok().filter(|index| *index < count).ok_or(error)
+            };
+            let object = |ObjectId(object)| known("object", u64::from(object), self.objects.len());
+            let device = |DeviceId(device)| known("device", u64::from(device), self.devices.len());
+            let more = |total: Bytes, bytes: Bytes| {
+                total.checked_add(bytes).ok_or(TapeError::TooManyBytes { event })
+            };
+            match it {
+                Event::Alloc { object: id, bytes, device: at, .. } => {
+                    let object = object(id)?;
+                    device(at)?;
+                    if lives[object] != Life::Unborn {
+                        return Err(TapeError::MadeTwice { event, object: id.0 });
+                    }
+                    alive = more(alive, bytes)?;
+                    (lives[object], sizes[object]) = (Life::Held, bytes.get());
+                }
+                Event::FreeRequested(id) => {
+                    let life = &mut lives[object(id)?];
+                    if *life != Life::Held {
+                        return Err(TapeError::NotAlive { event, object: id.0 });
+                    }
+                    *life = Life::Awaiting;
+                }
+                Event::Free(id) => {
+                    let object = object(id)?;
+                    if !matches!(lives[object], Life::Held | Life::Awaiting) {
+                        return Err(TapeError::NotAlive { event, object: id.0 });
+                    }
+                    lives[object] = Life::Gone;
+                    alive -= Bytes::new(sizes[object]);
+                }
+                Event::Relabel(id, label) => {
+                    object(id)?;
+                    known("label", u64::from(label.0), self.labels.len())?;
+                }
+                Event::SegmentAlloc(segment) | Event::SegmentMap(segment) => {
+                    let device = device(segment.device)?;
+                    reserved[device] = more(reserved[device], segment.bytes)?;
+                }
+                Event::SegmentFree(segment) | Event::SegmentUnmap(segment) => {
+                    let device = device(segment.device)?;
+                    let error = TapeError::NotReserved { event, device: segment.device.0 };
+                    reserved[device] = reserved[device].checked_sub(segment.bytes).ok_or(error)?;
+                }
+                Event::Oom { bytes, device: at, .. } => {
+                    device(at)?;
+                    more(Bytes::ZERO, bytes)?;
+                }
+                Event::Mark(mark) => {
+                    known("mark", u64::from(mark.0), self.marks.len())?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether every handle in the tables names something.
+    fn validate_tables(&self) -> Result<(), TapeError> {
+        let known = |what, index, of, handle: u64, count: usize| {
+            let error = TapeError::DanglingTable { what, index, of, handle, count };
+            if handle < count as u64 { Ok(()) } else { Err(error) }
+        };
+        let names = self.names.values.len();
+        let layouts = self.layouts.values.len();
+        for (index, label) in self.labels.iter().enumerate() {
+            for name in [Some(label.name), label.owner].into_iter().flatten() {
+                known("label", index, "name", name.index() as u64, names)?;
+            }
+        }
+        for (index, object) in self.objects.iter().enumerate() {
+            known("object", index, "label", u64::from(object.label.0), self.labels.len())?;
+            if let Some(layout) = object.layout {
+                known("object", index, "layout", layout.index() as u64, layouts)?;
+            }
+        }
+        for (index, mark) in self.marks.iter().enumerate() {
+            known("mark", index, "phase", u64::from(mark.phase.0), self.phases.len())?;
+            if let Some(text) = mark.text {
+                known("mark", index, "name", text.index() as u64, names)?;
+            }
+        }
+        Ok(())
+    }
+
     /// The events in order.
     pub fn events(&self) -> impl ExactSizeIterator<Item = Event> + '_ {
         (0..self.len()).map(|index| self.event(index))
     }
+}
+
+/// Where an object is in its life.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Life {
+    /// Not made yet.
+    Unborn,
+    /// Made, and the program holds it.
+    Held,
+    /// Let go; its block waits for other streams.
+    Awaiting,
+    /// Gone.
+    Gone,
 }
 
 impl Segment {
