@@ -249,7 +249,7 @@ enum Kind {
 }
 
 /// Why a tape cannot hold what it was given.
-#[derive(Debug, Error, PartialEq, Eq)]
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the message says it")]
 pub enum TapeError {
     #[error("a tape holds at most 2^32 objects")]
