@@ -25,7 +25,7 @@ pub use model::{Contributor, Failure, Ladder, Ledger, Peak, Peaks, PhaseRow, Pos
 pub use phase::Phase;
 pub use reconcile::{Found, Prediction, ReconcileError, Reconciliation, Row, reconcile};
 pub use replay::{holders, replay};
-pub use states::{Entry, State, StateError, StateProblem, States};
+pub use states::{Entry, State, StateError, StateProblem, States, clip};
 pub use tape::{
     Device, DeviceId, DeviceKind, Dtype, Event, Label, LabelId, Layout, LayoutId, Mark, MarkId, Name, Object,
     ObjectId, Pool, Segment, SegmentId, Stream, Tape, TapeError, Unit,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use rustc_hash::FxHashMap;
 use thiserror::Error;
 
 use crate::{
@@ -51,6 +52,7 @@ pub struct State {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct States {
     phases: Vec<String>,
+    places: FxHashMap<String, Phase>,
     states: Vec<State>,
     names: BTreeSet<String>,
 }
@@ -67,7 +69,7 @@ pub enum StateError {
     EmptyPhase { index: usize },
     #[error("phase `{name}` is listed twice")]
     DoubledPhase { name: String },
-    #[error("there are {count} phases; a timeline holds at most 65,536")]
+    #[error("there are {count} phases; a timeline holds at most 65,535")]
     TooManyPhases { count: usize },
     #[error("state {index} has an empty name")]
     EmptyName { index: usize },
@@ -102,7 +104,7 @@ pub enum StateProblem {
 impl Default for States {
     /// No states on the six phases of a training step.
     fn default() -> Self {
-        Self { phases: Phase::NAMES.map(String::from).to_vec(), states: Vec::new(), names: BTreeSet::new() }
+        Self::on(Phase::NAMES.map(String::from).to_vec())
     }
 }
 
@@ -116,19 +118,23 @@ impl States {
             return Err(StateError::NoPhases);
         }
         let count = phases.len();
-        if u16::try_from(count - 1).is_err() {
+        if u16::try_from(count).is_err() {
             return Err(StateError::TooManyPhases { count });
         }
-        let mut names = BTreeSet::new();
-        for (index, name) in phases.iter().enumerate() {
-            if name.is_empty() {
-                return Err(StateError::EmptyPhase { index });
-            }
-            if !names.insert(name) {
-                return Err(StateError::DoubledPhase { name: clip(name) });
-            }
+        if let Some(index) = phases.iter().position(String::is_empty) {
+            return Err(StateError::EmptyPhase { index });
         }
-        Ok(Self { phases, states: Vec::new(), names: BTreeSet::new() })
+        let mut names = BTreeSet::new();
+        if let Some(name) = phases.iter().find(|name| !names.insert(*name)) {
+            return Err(StateError::DoubledPhase { name: clip(name) });
+        }
+        Ok(Self::on(phases))
+    }
+
+    fn on(phases: Vec<String>) -> Self {
+        let places = (0..).map(Phase);
+        let places = phases.iter().cloned().zip(places).collect();
+        Self { phases, places, states: Vec::new(), names: BTreeSet::new() }
     }
 
     /// Adds a state.
@@ -159,10 +165,9 @@ impl States {
             device => return Err(StateProblem::Device { device: clip(device) }),
         };
         let phase = |field, phase: &str| {
-            let place = self.phases.iter().position(|name| name == phase);
             let unknown =
                 || StateProblem::Phase { field, phase: clip(phase), phases: clip(&self.phases.join(", ")) };
-            place.map(|place| Phase(place as u16)).ok_or_else(unknown)
+            self.places.get(phase).copied().ok_or_else(unknown)
         };
         let start = phase("start_phase", entry.start_phase)?;
         let end = phase("end_phase", entry.end_phase)?;
@@ -266,7 +271,7 @@ fn bytes_of_mib(size: f64) -> Result<Bytes, StateProblem> {
 }
 
 /// Enough of a text for a message: what somebody wrote may be of any length.
-fn clip(text: &str) -> String {
+pub fn clip(text: &str) -> String {
     const ENOUGH: usize = 100;
     match text.char_indices().nth(ENOUGH) {
         Some((end, _)) => format!("{}…", &text[..end]),

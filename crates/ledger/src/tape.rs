@@ -340,6 +340,11 @@ impl Tape {
         &self.names.values
     }
 
+    /// The handle of every interned text, in the order of [`Tape::names`].
+    pub fn name_ids(&self) -> impl Iterator<Item = Name> + use<> {
+        self.names.handles().map(Name)
+    }
+
     /// The handle of a dtype and shape, interned.
     pub fn intern_layout(&mut self, layout: &Layout) -> LayoutId {
         LayoutId(self.layouts.intern_ref(layout))
@@ -353,6 +358,11 @@ impl Tape {
     /// Every interned dtype and shape, by [`LayoutId::index`].
     pub fn layouts(&self) -> &[Layout] {
         &self.layouts.values
+    }
+
+    /// The handle of every interned dtype and shape, in the order of [`Tape::layouts`].
+    pub fn layout_ids(&self) -> impl Iterator<Item = LayoutId> + use<> {
+        self.layouts.handles().map(LayoutId)
     }
 
     /// The handle of `label`, interned.
@@ -398,9 +408,14 @@ impl Tape {
 
     /// Records a mark.
     pub fn mark(&mut self, mark: Mark) {
-        let id = MarkId(self.marks.len() as u32);
-        self.marks.push(mark);
+        let id = self.new_mark(mark);
         self.push(Event::Mark(id));
+    }
+
+    /// A new mark that no event speaks of yet: for an [`Event::Mark`] with a time.
+    pub fn new_mark(&mut self, mark: Mark) -> MarkId {
+        self.marks.push(mark);
+        MarkId(self.marks.len() as u32 - 1)
     }
 
     /// The mark behind `mark`.
@@ -630,6 +645,10 @@ impl<T: Clone + Eq + Hash> Interner<T> {
         let handle = NonZeroU32::new(self.values.len() as u32).expect("a length after a push");
         self.handles.insert(value, handle);
         handle
+    }
+
+    fn handles(&self) -> impl Iterator<Item = NonZeroU32> + use<T> {
+        (1..=self.values.len() as u32).filter_map(NonZeroU32::new)
     }
 
     fn get(&self, handle: NonZeroU32) -> &T {

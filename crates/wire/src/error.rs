@@ -1,4 +1,4 @@
-//! Why a document cannot be read.
+//! Why a document cannot be read or written.
 
 use thiserror::Error;
 
@@ -6,6 +6,48 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "the message says it")]
 pub enum ReadError {
+    #[error("there is nothing in it")]
+    Empty,
+    #[error("neither JSON nor a tape: a ledger, a tape or states are needed")]
+    Unrecognised,
+    #[error("the JSON cannot be read: {0}")]
+    Json(#[source] serde_json::Error),
+    #[error("the {document} cannot be read: {source}")]
+    Document { document: &'static str, source: serde_json::Error },
+    #[error("the JSON has neither a `format` nor `states`: a ledger, a tape or states are needed")]
+    NoFormat,
+    #[error("unknown format `{format}`: a ledger (`vramledger/1`), a tape or states are needed")]
+    UnknownFormat { format: String },
+    #[error("`{format}` is {what}, where a ledger, a tape or states are needed")]
+    OtherDocument { format: String, what: &'static str },
+    #[error("`{format}` is a version this vramledger does not know; it reads `{known}`")]
+    UnknownVersion { format: String, known: &'static str },
     #[error("{place}: {what}")]
     Contradiction { place: String, what: String },
+    #[error("state {index}{}: {problem}", named(.name))]
+    State { index: usize, name: Option<String>, problem: String },
+    #[error(transparent)]
+    Lifecycle(#[from] ledger::StateError),
+    #[error("the tape ends early or is damaged: {0}")]
+    Damaged(#[source] std::io::Error),
+    #[error("the tape is not consistent: {0}")]
+    Inconsistent(#[from] ledger::TapeError),
+    #[error("the tape has {what}")]
+    BadTape { what: String },
+}
+
+/// Why a tape cannot be written.
+#[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the message says it")]
+pub enum WriteError {
+    #[error("a tape file holds at most {limit} {what}, and this tape has {count}")]
+    TooMany { what: &'static str, limit: usize, count: usize },
+    #[error("the tape is not consistent: {0}")]
+    Inconsistent(#[from] ledger::TapeError),
+    #[error("the tape cannot be compressed: {0}")]
+    Compression(#[source] std::io::Error),
+}
+
+fn named(name: &Option<String>) -> String {
+    name.as_ref().map(|name| format!(" (`{name}`)")).unwrap_or_default()
 }

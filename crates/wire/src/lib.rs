@@ -1,12 +1,21 @@
 //! The documents: versioned JSON and the tape's file form.
 
 mod books;
+mod compare;
+mod document;
 mod error;
+mod reconcile;
+mod states;
+mod tape;
 mod words;
 
 pub use books::{
     About, Batch, Contributor, Device, DeviceKind, Flops, Ladder, Ledger, Oom, Parameters, Peak, Peaks,
     PhaseRow, Totals,
 };
-pub use error::ReadError;
+pub use compare::{Baseline, Candidate, Comparison};
+pub use document::{Document, schemas, to_json};
+pub use error::{ReadError, WriteError};
+pub use reconcile::{At, Found, Reconciliation, Row};
+pub use tape::{read_tape, write_tape};
 pub use words::{Category, Measure, Provenance, Signal};
