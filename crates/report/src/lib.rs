@@ -1,1 +1,21 @@
 //! Documents in, bytes out: text, markdown, CSV.
+//!
+//! A document becomes a [`Page`] (verdict, tables, lists: what a person reads) or a [`Sheet`] (rows
+//! of exact bytes: what a program reads). Nothing is computed here: a figure that is not in the
+//! document is not in the report, and only units and spelling change.
+
+mod answers;
+mod page;
+mod sheet;
+mod units;
+
+pub use page::{Block, Column, Page};
+pub use sheet::Sheet;
+
+/// A document that can be reported.
+pub trait Report {
+    /// What a person reads.
+    fn page(&self) -> Page;
+    /// What a program reads: one table, bytes exact.
+    fn sheet(&self) -> Sheet;
+}

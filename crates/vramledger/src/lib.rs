@@ -1,1 +1,14 @@
 //! The library people use: the pipelines over the other crates.
+
+mod budget;
+mod catalogue;
+mod checkpoint_plan;
+mod error;
+mod tradeoff;
+
+pub use budget::{DEFAULT_SIZES, budget};
+pub use catalogue::{find_gpu, gpu_catalogue, model_catalogue};
+pub use checkpoint_plan::checkpoint_plan;
+pub use error::Error;
+pub use tradeoff::{TradeoffQuestion, tradeoff};
+pub use {ledger, models, wire};

@@ -1,5 +1,6 @@
 //! The documents: versioned JSON and the tape's file form.
 
+pub mod answers;
 mod books;
 mod compare;
 mod document;

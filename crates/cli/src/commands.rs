@@ -1,0 +1,37 @@
+//! A question in, an answer out.
+
+use anyhow::Result;
+use vramledger::TradeoffQuestion;
+
+use crate::args::{Cli, Command};
+use crate::exit::Exit;
+use crate::output::answer;
+
+/// Answers the question of `cli`.
+pub fn run(cli: Cli) -> Result<Exit> {
+    let common = &cli.common;
+    match cli.command {
+        Command::Budget(args) => {
+            let sizes =
+                if args.params.is_empty() { &vramledger::DEFAULT_SIZES } else { args.params.as_slice() };
+            answer(&vramledger::budget(sizes, vramledger::find_gpu(&args.gpu)?, args.gpus)?, common)?;
+        }
+        Command::CheckpointPlan(args) => {
+            answer(&vramledger::checkpoint_plan(args.layers, args.segment)?, common)?;
+        }
+        Command::Tradeoff(args) => {
+            let question = TradeoffQuestion {
+                batch: args.batch,
+                seq: args.seq,
+                hidden: args.hidden,
+                dtype: args.dtype,
+                saved_fraction: args.saved_fraction,
+                extra_forward: args.extra_forward,
+            };
+            answer(&vramledger::tradeoff(question)?, common)?;
+        }
+        Command::Models => answer(&vramledger::model_catalogue(), common)?,
+        Command::Gpus => answer(&vramledger::gpu_catalogue(), common)?,
+    }
+    Ok(Exit::Yes)
+}

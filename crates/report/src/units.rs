@@ -1,0 +1,125 @@
+//! How amounts are written: 1 KiB = 2^10 B, 1 MiB = 2^20 B, 1 GiB = 2^30 B, never called KB, MB, GB.
+
+/// A unit of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unit {
+    B,
+    KiB,
+    MiB,
+    GiB,
+}
+
+impl Unit {
+    /// The unit in which the largest of some amounts is easiest to read: whole numbers stay below 10,000.
+    pub(crate) fn of_largest(amounts: impl IntoIterator<Item = u64>) -> Self {
+        match amounts.into_iter().max().unwrap_or_default() {
+            0..10_000 => Self::B,
+            10_000..1_048_576 => Self::KiB,
+            1_048_576..1_073_741_824 => Self::MiB,
+            _ => Self::GiB,
+        }
+    }
+
+    /// Its name.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::B => "B",
+            Self::KiB => "KiB",
+            Self::MiB => "MiB",
+            Self::GiB => "GiB",
+        }
+    }
+
+    const fn bytes(self) -> f64 {
+        match self {
+            Self::B => 1.0,
+            Self::KiB => 1024.0,
+            Self::MiB => 1_048_576.0,
+            Self::GiB => 1_073_741_824.0,
+        }
+    }
+
+    /// `bytes` in this unit, without its name; what would round to nothing is not written as zero.
+    pub(crate) fn number(self, bytes: u64) -> String {
+        match self {
+            Self::B => bytes.to_string(),
+            _ if bytes == 0 => "0".into(),
+            _ => {
+                let number = bytes as f64 / self.bytes();
+                if number < 0.005 { "<0.01".into() } else { format!("{number:.2}") }
+            }
+        }
+    }
+}
+
+/// `bytes` in the unit that suits it, with its name.
+pub(crate) fn size(bytes: u64) -> String {
+    let unit = Unit::of_largest([bytes]);
+    format!("{} {}", unit.number(bytes), unit.name())
+}
+
+/// A difference in the unit that suits it, with its sign and the name of the unit.
+pub(crate) fn difference(bytes: i64) -> String {
+    let sign = match bytes {
+        0 => "",
+        1.. => "+",
+        _ => "-",
+    };
+    format!("{sign}{}", size(bytes.unsigned_abs()))
+}
+
+/// A count as people say it: 124M, 1.5B, 8.03B, 405B (decimal).
+pub(crate) fn count(count: u64) -> String {
+    let (number, suffix) = match count {
+        0..1_000_000 => return count.to_string(),
+        1_000_000..1_000_000_000 => (count as f64 / 1e6, "M"),
+        1_000_000_000..1_000_000_000_000 => (count as f64 / 1e9, "B"),
+        _ => (count as f64 / 1e12, "T"),
+    };
+    let text = format!("{number:.2}");
+    format!("{}{suffix}", text.trim_end_matches('0').trim_end_matches('.'))
+}
+
+/// A decimal size, as cards are sold: `80 GB`.
+pub(crate) fn nominal(bytes: u64) -> String {
+    format!("{} GB", thousands((bytes as f64 / 1e9).round() as u64))
+}
+
+/// A number with a comma between each three digits.
+pub(crate) fn thousands(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_keep_their_unit() {
+        assert_eq!(size(0), "0 B");
+        assert_eq!(size(9_999), "9999 B");
+        assert_eq!(size(19_947_520), "19.02 MiB");
+        assert_eq!(size(85_520_809_984), "79.65 GiB");
+        assert_eq!(Unit::GiB.number(100), "<0.01");
+        assert_eq!(difference(-(300 << 20)), "-300.00 MiB");
+        assert_eq!(difference(3 << 20), "+3.00 MiB");
+        assert_eq!(difference(0), "0 B");
+        assert_eq!(difference(i64::MIN), "-8589934592.00 GiB");
+    }
+
+    #[test]
+    fn counts_are_decimal() {
+        let counts = [999, 124_000_000, 1_500_000_000, 8_030_261_248, 405_000_000_000].map(count);
+        assert_eq!(counts, ["999", "124M", "1.5B", "8.03B", "405B"]);
+        assert_eq!(thousands(6_480), "6,480");
+        assert_eq!(nominal(6_480_000_000_000), "6,480 GB");
+    }
+}

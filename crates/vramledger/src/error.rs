@@ -1,0 +1,49 @@
+//! Why a question cannot be answered, and what can be done about it.
+
+use thiserror::Error;
+
+/// Why a question cannot be answered.
+#[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the message says it")]
+pub enum Error {
+    #[error("`{what}` must be {range}, not {value}")]
+    OutOfRange { what: &'static str, range: String, value: String },
+    #[error("no GPU of the catalogue is called `{name}`")]
+    UnknownGpu { name: String },
+}
+
+impl Error {
+    /// What the reader can do about it.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::OutOfRange { .. } => None,
+            Self::UnknownGpu { name } => {
+                let names = models::GPUS.iter().map(|gpu| gpu.name);
+                Some(suggest(
+                    name,
+                    names,
+                    "`vramledger gpus` lists them; `--capacity SIZE` sets the memory of any other",
+                ))
+            }
+        }
+    }
+
+    pub(crate) fn out_of_range(what: &'static str, range: impl Into<String>, value: impl ToString) -> Self {
+        Self::OutOfRange { what, range: range.into(), value: value.to_string() }
+    }
+}
+
+/// The names most like `wanted`, and otherwise where the names are listed.
+fn suggest<'a>(wanted: &str, names: impl Iterator<Item = &'a str>, otherwise: &str) -> String {
+    let wanted = wanted.to_ascii_lowercase();
+    let mut scored: Vec<(f64, &str)> =
+        names.map(|name| (strsim::jaro_winkler(&wanted, &name.to_ascii_lowercase()), name)).collect();
+    scored.retain(|(score, _)| *score > 0.8);
+    scored.sort_by(|(a, x), (b, y)| b.total_cmp(a).then(x.cmp(y)));
+    let best: Vec<String> = scored.iter().take(3).map(|(_, name)| format!("`{name}`")).collect();
+    if best.is_empty() {
+        otherwise.into()
+    } else {
+        format!("did you mean {}? {otherwise}", best.join(" or "))
+    }
+}
