@@ -3,7 +3,10 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use vramledger::ledger::Dtype;
+use vramledger::ledger::{Bytes, Dtype};
+use vramledger::models::{
+    Attention, Checkpoint, MlpLoss, Optimizer, OptimizerImpl, SdpaKernel, Torch, ZeroGrad,
+};
 
 use crate::value;
 
@@ -76,6 +79,8 @@ impl From<Color> for anstream::ColorChoice {
 /// The questions.
 #[derive(Subcommand)]
 pub enum Command {
+    /// Predict a training step from a model config: what is on the card when, and who makes the peak
+    Plan(Box<PlanArgs>),
     /// Bytes a parameter by recipe, the largest model that N cards hold, the cards that a size needs
     Budget(BudgetArgs),
     /// What checkpointing every S of L layers keeps: L/S + S
@@ -134,4 +139,132 @@ pub struct TradeoffArgs {
     /// The fraction of the forward pass that runs again, in [0, 1] (default: what is not kept)
     #[arg(long, value_name = "X", value_parser = value::finite, allow_negative_numbers = true)]
     pub extra_forward: Option<f64>,
+}
+
+/// Arguments of `plan`. What is not given is `None`, so that a setup file can give it.
+#[derive(Args)]
+pub struct PlanArgs {
+    /// A name of `vramledger models`, a config.json, a directory that holds one, mlp:LAYERSxWIDTH, or -
+    pub model: String,
+    /// The same settings in a file, a key for each flag (`batch = 4`); a flag wins
+    #[arg(long, value_name = "FILE.toml")]
+    pub setup: Option<PathBuf>,
+    /// What the setup is of.
+    #[command(flatten)]
+    pub settings: PlanSettings,
+}
+
+/// The settings of `plan`: a flag and a key of a setup file each.
+#[derive(Args, Default)]
+pub struct PlanSettings {
+    /// The card [default: H100-80GB]
+    #[arg(long, value_name = "NAME", help_heading = "Card")]
+    pub gpu: Option<String>,
+    /// All memory of the card, in place of the catalogue's
+    #[arg(long, value_name = "SIZE", value_parser = value::size, help_heading = "Card", allow_negative_numbers = true)]
+    pub capacity: Option<Bytes>,
+    /// What of it the allocator never sees [default: 550MiB]
+    #[arg(long, value_name = "SIZE", value_parser = value::size, help_heading = "Card", allow_negative_numbers = true)]
+    pub context: Option<Bytes>,
+    /// The allocator's settings, as in PYTORCH_CUDA_ALLOC_CONF
+    #[arg(long, value_name = "STRING", help_heading = "Card")]
+    pub alloc_conf: Option<String>,
+
+    /// Samples of one micro-batch [default: 1]
+    #[arg(long, value_name = "N", value_parser = value::positive, help_heading = "Batch", allow_negative_numbers = true)]
+    pub batch: Option<u64>,
+    /// Tokens of one sample [default: the longest the model takes, up to 4096]
+    #[arg(long, value_name = "N", value_parser = value::positive, help_heading = "Batch", allow_negative_numbers = true, conflicts_with = "seqs")]
+    pub seq: Option<u64>,
+    /// A length for each step, cycled: 128,384
+    #[arg(long, value_name = "N,…", value_parser = value::positive, value_delimiter = ',', help_heading = "Batch", allow_negative_numbers = true)]
+    pub seqs: Vec<u64>,
+    /// Micro-batches of one update [default: 1]
+    #[arg(long, value_name = "N", value_parser = value::positive_u32, help_heading = "Batch", allow_negative_numbers = true)]
+    pub accumulate: Option<u32>,
+    /// Ranks that hold the model, for the effective batch [default: 1]
+    #[arg(long, value_name = "N", value_parser = value::positive_u32, help_heading = "Batch", allow_negative_numbers = true)]
+    pub world_size: Option<u32>,
+    /// Steps to run [default: 3]
+    #[arg(long, value_name = "N", value_parser = value::positive_u32, help_heading = "Batch", allow_negative_numbers = true)]
+    pub steps: Option<u32>,
+
+    /// Dtype of the weights [default: the config's]
+    #[arg(long, value_name = "DTYPE", value_parser = value::float_dtype(), help_heading = "Model")]
+    pub dtype: Option<Dtype>,
+    /// Dtype of the autocast region around the forward pass [default: none]
+    #[arg(long, value_name = "DTYPE", value_parser = value::autocast(), help_heading = "Model")]
+    pub autocast: Option<Autocast>,
+    /// Implementation of attention [default: sdpa]
+    #[arg(long, value_name = "KIND", value_parser = value::choice(Attention::ALL, Attention::as_str), help_heading = "Model")]
+    pub attention: Option<Attention>,
+    /// The kernel that sdpa runs [default: the one PyTorch chooses]
+    #[arg(long, value_name = "KERNEL", value_parser = value::choice(SdpaKernel::ALL, SdpaKernel::as_str), help_heading = "Model")]
+    pub sdpa_kernel: Option<SdpaKernel>,
+    /// Activation checkpointing: full recomputes every decoder layer [default: none]
+    #[arg(long, value_name = "KIND", value_parser = value::choice(Checkpoint::ALL, Checkpoint::as_str), help_heading = "Model")]
+    pub checkpoint: Option<Checkpoint>,
+    /// The output object stays bound until the next forward
+    #[arg(long, help_heading = "Model")]
+    pub keep_outputs: bool,
+    /// The loss of an mlp [default: mean-square]
+    #[arg(long, value_name = "KIND", value_parser = value::choice(MlpLoss::ALL, MlpLoss::as_str), help_heading = "Model")]
+    pub loss: Option<MlpLoss>,
+
+    /// The optimizer [default: adamw]
+    #[arg(long, value_name = "NAME", value_parser = value::choice(Optimizer::ALL, Optimizer::as_str), help_heading = "Optimizer")]
+    pub optimizer: Option<Optimizer>,
+    /// Its implementation [default: what torch picks on CUDA]
+    #[arg(long, value_name = "KIND", value_parser = value::choice(OptimizerImpl::ALL, OptimizerImpl::as_str), help_heading = "Optimizer")]
+    pub optimizer_impl: Option<OptimizerImpl>,
+    /// Momentum of sgd and rmsprop [default: 0]
+    #[arg(long, value_name = "X", value_parser = value::finite, help_heading = "Optimizer", allow_negative_numbers = true)]
+    pub momentum: Option<f64>,
+    /// The largest norm of the gradients (clip_grad_norm_) [default: no clipping]
+    #[arg(long, value_name = "X", value_parser = value::finite, help_heading = "Optimizer", allow_negative_numbers = true)]
+    pub clip_grad_norm: Option<f64>,
+    /// What zero_grad does [default: set-to-none]
+    #[arg(long, value_name = "KIND", value_parser = value::choice(ZeroGrad::ALL, ZeroGrad::as_str), help_heading = "Optimizer")]
+    pub zero_grad: Option<ZeroGrad>,
+
+    /// The release of torch that is modelled [default: 2.15]
+    #[arg(long, value_name = "VERSION", value_parser = value::choice(Torch::ALL, Torch::as_str), help_heading = "Software")]
+    pub torch: Option<Torch>,
+}
+
+/// The dtype of an autocast region, or none.
+#[derive(Clone, Copy, Debug)]
+pub struct Autocast(pub Option<Dtype>);
+
+impl PlanSettings {
+    /// These settings, and those of `file` where there are none. `seq` and `seqs` are one setting.
+    pub fn over(&self, file: Self) -> Self {
+        let lengths = self.seq.is_some() || !self.seqs.is_empty();
+        let (seq, seqs) = if lengths { (self.seq, self.seqs.clone()) } else { (file.seq, file.seqs) };
+        Self {
+            seq,
+            seqs,
+            gpu: self.gpu.clone().or(file.gpu),
+            capacity: self.capacity.or(file.capacity),
+            context: self.context.or(file.context),
+            alloc_conf: self.alloc_conf.clone().or(file.alloc_conf),
+            batch: self.batch.or(file.batch),
+            accumulate: self.accumulate.or(file.accumulate),
+            world_size: self.world_size.or(file.world_size),
+            steps: self.steps.or(file.steps),
+            dtype: self.dtype.or(file.dtype),
+            autocast: self.autocast.or(file.autocast),
+            attention: self.attention.or(file.attention),
+            sdpa_kernel: self.sdpa_kernel.or(file.sdpa_kernel),
+            checkpoint: self.checkpoint.or(file.checkpoint),
+            keep_outputs: self.keep_outputs || file.keep_outputs,
+            loss: self.loss.or(file.loss),
+            optimizer: self.optimizer.or(file.optimizer),
+            optimizer_impl: self.optimizer_impl.or(file.optimizer_impl),
+            momentum: self.momentum.or(file.momentum),
+            clip_grad_norm: self.clip_grad_norm.or(file.clip_grad_norm),
+            zero_grad: self.zero_grad.or(file.zero_grad),
+            torch: self.torch.or(file.torch),
+        }
+    }
 }

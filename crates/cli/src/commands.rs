@@ -1,5 +1,7 @@
 //! A question in, an answer out.
 
+mod plan;
+
 use anyhow::Result;
 use vramledger::TradeoffQuestion;
 
@@ -11,6 +13,7 @@ use crate::output::answer;
 pub fn run(cli: Cli) -> Result<Exit> {
     let common = &cli.common;
     match cli.command {
+        Command::Plan(args) => return plan::run(*args, common),
         Command::Budget(args) => {
             let sizes =
                 if args.params.is_empty() { &vramledger::DEFAULT_SIZES } else { args.params.as_slice() };

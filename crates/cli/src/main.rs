@@ -6,6 +6,7 @@ mod commands;
 mod exit;
 mod failure;
 mod output;
+mod setup_file;
 mod value;
 
 use std::process::ExitCode;

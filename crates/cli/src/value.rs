@@ -3,6 +3,8 @@
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use vramledger::ledger::{Bytes, Dtype};
 
+use crate::args::Autocast;
+
 /// A SIZE: an integer of bytes, or a number with KiB, MiB or GiB.
 pub fn size(text: &str) -> Result<Bytes, String> {
     let text = text.trim();
@@ -83,6 +85,12 @@ pub fn finite(text: &str) -> Result<f64, String> {
 /// A floating-point element type.
 pub fn float_dtype() -> impl TypedValueParser<Value = Dtype> {
     choice(&[Dtype::Fp32, Dtype::Bf16, Dtype::Fp16], Dtype::as_str)
+}
+
+/// The element type of an autocast region, or none.
+pub fn autocast() -> impl TypedValueParser<Value = Autocast> {
+    let all: &'static [Option<Dtype>] = &[None, Some(Dtype::Bf16), Some(Dtype::Fp16)];
+    choice(all, |dtype| dtype.map_or("none", Dtype::as_str)).map(Autocast)
 }
 
 /// One of `all`, by name.

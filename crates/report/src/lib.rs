@@ -6,10 +6,12 @@
 
 mod answers;
 mod page;
+mod plan;
 mod sheet;
 mod units;
 
 pub use page::{Block, Column, Page};
+pub use plan::PlanReport;
 pub use sheet::Sheet;
 
 /// A document that can be reported.

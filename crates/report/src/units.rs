@@ -80,6 +80,17 @@ pub(crate) fn count(count: u64) -> String {
     format!("{}{suffix}", text.trim_end_matches('0').trim_end_matches('.'))
 }
 
+/// An amount of work, decimal: `1.2 PFLOP`.
+pub(crate) fn flops(count: u64) -> String {
+    let (number, unit) = match count {
+        0..1_000_000_000 => (count as f64 / 1e6, "MFLOP"),
+        1_000_000_000..1_000_000_000_000 => (count as f64 / 1e9, "GFLOP"),
+        1_000_000_000_000..1_000_000_000_000_000 => (count as f64 / 1e12, "TFLOP"),
+        _ => (count as f64 / 1e15, "PFLOP"),
+    };
+    format!("{number:.1} {unit}")
+}
+
 /// A decimal size, as cards are sold: `80 GB`.
 pub(crate) fn nominal(bytes: u64) -> String {
     format!("{} GB", thousands((bytes as f64 / 1e9).round() as u64))

@@ -10,21 +10,33 @@ pub enum Error {
     OutOfRange { what: &'static str, range: String, value: String },
     #[error("no GPU of the catalogue is called `{name}`")]
     UnknownGpu { name: String },
+    #[error("no model is called `{name}`, and no file either")]
+    UnknownModel { name: String },
+    #[error("there is no file `{path}`")]
+    NoFile { path: String },
+    #[error("failed to read `{path}`")]
+    Read { path: String, source: std::io::Error },
+    #[error("{what}")]
+    Setup { what: String },
+    #[error("`{name}`: {problem}")]
+    Model { name: String, problem: models::PlanError },
+    #[error("`{name}` with this setup is more than a ledger holds: {problem}")]
+    Tape { name: String, problem: ledger::TapeError },
 }
 
 impl Error {
     /// What the reader can do about it.
     pub fn hint(&self) -> Option<String> {
         match self {
-            Self::OutOfRange { .. } => None,
             Self::UnknownGpu { name } => {
-                let names = models::GPUS.iter().map(|gpu| gpu.name);
-                Some(suggest(
-                    name,
-                    names,
-                    "`vramledger gpus` lists them; `--capacity SIZE` sets the memory of any other",
-                ))
+                Some(suggest(name, models::GPUS.iter().map(|gpu| gpu.name), "`vramledger gpus` lists them"))
             }
+            Self::UnknownModel { name } => {
+                let names = models::PRESETS.iter().map(|preset| preset.name);
+                let otherwise = "a model is a name that `vramledger models` lists, a config.json, a directory that holds one, or mlp:LAYERSxWIDTH";
+                Some(suggest(name, names, otherwise))
+            }
+            _ => None,
         }
     }
 

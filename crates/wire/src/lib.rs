@@ -5,6 +5,7 @@ mod books;
 mod compare;
 mod document;
 mod error;
+pub mod explanation;
 mod reconcile;
 mod states;
 mod tape;

@@ -1,0 +1,75 @@
+//! `vramledger plan`.
+
+use anyhow::Result;
+use report::PlanReport;
+use vramledger::PlanQuestion;
+use vramledger::ledger::Bytes;
+use vramledger::models::Setup;
+
+use crate::args::{Common, Format, PlanArgs, PlanSettings};
+use crate::exit::Exit;
+use crate::{failure, output, setup_file};
+
+/// What a CUDA context takes of a card, where nothing else is said.
+const CONTEXT: Bytes = Bytes::mib(550);
+
+/// Answers `plan`.
+pub fn run(args: PlanArgs, common: &Common) -> Result<Exit> {
+    let settings = match &args.setup {
+        Some(path) => setup_file::read(path, &args.settings)?,
+        None => args.settings,
+    };
+    let model = vramledger::load_model(&args.model)?;
+    let mut gpu =
+        vramledger::find_gpu(settings.gpu.as_deref().unwrap_or(vramledger::models::GPUS[0].name))?.clone();
+    gpu.capacity = settings.capacity.unwrap_or(gpu.capacity);
+    let question = PlanQuestion {
+        model: &model,
+        setup: setup(&settings),
+        gpu,
+        context: settings.context.unwrap_or(CONTEXT),
+        alloc_conf: settings.alloc_conf.clone().unwrap_or_default(),
+    };
+    let mut plan = vramledger::plan(&question)?;
+    // `-o run.vlt` keeps the tape and leaves the answer to standard output.
+    let keeps_tape =
+        common.output.as_deref().is_some_and(|path| path.extension().is_some_and(|end| end == "vlt"));
+    let mut common = common.clone();
+    if keeps_tape && let Some(path) = common.output.take() {
+        output::write_file(&path, &vramledger::tape_file(&plan)?)?;
+        plan.ledger.tape = Some(path.display().to_string());
+    }
+    let mut explanation = vramledger::explain(&plan.ledger);
+    if matches!(common.format, Format::Text | Format::Markdown) {
+        explanation.levers = vramledger::levers(&question, &plan);
+    }
+    let report = PlanReport { ledger: &plan.ledger, explanation: &explanation };
+    output::answer_with(&plan.ledger, &report, &common)?;
+    failure::warn(&plan.ledger.warnings, &common);
+    Ok(if plan.ledger.fits == Some(false) { Exit::No } else { Exit::Yes })
+}
+
+/// The setup that `settings` ask for.
+fn setup(settings: &PlanSettings) -> Setup {
+    let usual = Setup::default();
+    Setup {
+        batch: settings.batch.unwrap_or(usual.batch),
+        seqs: settings.seq.map_or_else(|| settings.seqs.clone(), |seq| vec![seq]),
+        dtype: settings.dtype.or(usual.dtype),
+        autocast: settings.autocast.map_or(usual.autocast, |autocast| autocast.0),
+        attention: settings.attention.unwrap_or(usual.attention),
+        sdpa_kernel: settings.sdpa_kernel.unwrap_or(usual.sdpa_kernel),
+        checkpoint: settings.checkpoint.unwrap_or(usual.checkpoint),
+        optimizer: settings.optimizer.unwrap_or(usual.optimizer),
+        optimizer_impl: settings.optimizer_impl.or(usual.optimizer_impl),
+        momentum: settings.momentum.unwrap_or(usual.momentum),
+        accumulate: settings.accumulate.unwrap_or(usual.accumulate),
+        world_size: settings.world_size.unwrap_or(usual.world_size),
+        zero_grad: settings.zero_grad.unwrap_or(usual.zero_grad),
+        clip_grad_norm: settings.clip_grad_norm.or(usual.clip_grad_norm),
+        keep_outputs: settings.keep_outputs,
+        mlp_loss: settings.loss.unwrap_or(usual.mlp_loss),
+        steps: settings.steps.unwrap_or(usual.steps),
+        torch: settings.torch.unwrap_or(usual.torch),
+    }
+}

@@ -1,0 +1,263 @@
+//! A model, a setup and a card in; the ledger of the training step out.
+
+use ledger::{Bytes, Dtype, Meter, Tape};
+use models::{Attention, Gpu, MlpLoss, Optimizer, Run, Setup};
+use serde_json::{Map, Value, json};
+use wire::{About, Batch, Flops, Ledger, Parameters};
+
+use crate::{Error, NamedModel};
+
+/// The most tokens of one micro-batch.
+const MOST_TOKENS: u64 = 1 << 26;
+/// The most pairs of tokens that attention written out may look at, in one micro-batch.
+const MOST_PAIRS: u64 = 1 << 42;
+/// The most micro-batches of all steps together: each is run, and each is on the tape.
+const MOST_MICRO_BATCHES: u64 = 4096;
+/// The length taken where none is given, or the longest that the config allows.
+const USUAL_SEQ: u64 = 4096;
+
+/// What `plan` is asked.
+#[derive(Clone, Debug)]
+pub struct PlanQuestion<'a> {
+    /// The model.
+    pub model: &'a NamedModel,
+    /// How it is trained. Without lengths a model of text takes up to 4096 tokens.
+    pub setup: Setup,
+    /// The card, with the capacity that counts.
+    pub gpu: Gpu,
+    /// What of the capacity the allocator never sees.
+    pub context: Bytes,
+    /// The allocator's settings, as in `PYTORCH_CUDA_ALLOC_CONF`.
+    pub alloc_conf: String,
+}
+
+/// What `plan` answers.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The books.
+    pub ledger: Ledger,
+    /// The run they were made from.
+    pub tape: Tape,
+    /// What is known of the run besides; a tape file keeps it.
+    pub about: About,
+}
+
+impl PlanQuestion<'_> {
+    /// What the card leaves to the allocator.
+    pub fn available(&self) -> Bytes {
+        self.gpu.capacity.saturating_sub(self.context)
+    }
+}
+
+/// Runs the steps of the question on shapes and replays what they did to memory.
+///
+/// # Errors
+/// A setup out of range, one that the model cannot run, or more than a tape holds.
+pub fn plan(question: &PlanQuestion<'_>) -> Result<Plan, Error> {
+    let mut question = question.clone();
+    let mut assumptions = Vec::new();
+    if let Some(longest) = question.model.model.max_seq().filter(|_| question.setup.seqs.is_empty()) {
+        let seq = longest.min(USUAL_SEQ);
+        question.setup.seqs = vec![seq];
+        assumptions.push(format!("no length was given: samples of {seq} tokens are taken"));
+    }
+    check(&question)?;
+    let (run, books) = replayed(&question)?;
+    assumptions.extend(run.assumptions);
+    assumptions.push(format!(
+        "the CUDA context and libraries take {} MiB of the card, which the allocator never sees",
+        question.context.get() >> 20
+    ));
+    let about = About {
+        subject: subject(&question),
+        parameters: Some(Parameters {
+            total: run.parameters.total,
+            trainable: run.parameters.trainable,
+            bytes: run.parameters.bytes,
+        }),
+        flops: Some(Flops {
+            forward: run.flops.forward,
+            backward: run.flops.backward,
+            recompute: run.flops.recompute,
+            update: run.flops.update,
+        }),
+        batch: Some(batch(&question.setup)?),
+        assumptions,
+        interpretation_limits: vec![
+            "requested bytes: the allocator rounds each request up (usually by 0 to 2 %) and keeps segments beyond them, so what it reserves is more"
+                .into(),
+            "one process on one device: no other process, no NCCL, no data loader on the GPU".into(),
+        ],
+        warnings: warnings(&question),
+        ..About::new(ledger::Provenance::Estimated)
+    };
+    Ok(Plan { ledger: Ledger::new(about.clone(), &books), tape: run.tape, about })
+}
+
+/// One run of `question` and its books.
+pub(crate) fn replayed(question: &PlanQuestion<'_>) -> Result<(Run, ledger::Ledger), Error> {
+    let name = &question.model.name;
+    let train = question.model.model.train(&question.setup, &question.gpu);
+    let mut run = train.map_err(|problem| Error::Model { name: name.clone(), problem })?;
+    for device in &mut run.tape.devices {
+        device.capacity = Some(question.gpu.capacity);
+        device.context = Some(question.context);
+    }
+    run.tape.validate().map_err(|problem| Error::Tape { name: name.clone(), problem })?;
+    let books = match allocator(question) {
+        Some(mut allocator) => ledger::replay(&run.tape, Some(&mut *allocator)),
+        None => ledger::replay(&run.tape, None),
+    };
+    Ok((run, books))
+}
+
+/// The allocator that the run goes through. Until one is modelled there is none, and what depends
+/// on it (allocated, reserved, whether it fits) is not known.
+fn allocator(_question: &PlanQuestion<'_>) -> Option<Box<dyn Meter>> {
+    None
+}
+
+/// Refuses what cannot be run, before anything is multiplied.
+fn check(question: &PlanQuestion<'_>) -> Result<(), Error> {
+    let setup = &question.setup;
+    let positive = [
+        ("--batch", setup.batch),
+        ("--accumulate", setup.accumulate.into()),
+        ("--world-size", setup.world_size.into()),
+        ("--steps", setup.steps.into()),
+    ];
+    for (what, value) in positive {
+        if value == 0 {
+            return Err(Error::out_of_range(what, "at least 1", value));
+        }
+    }
+    let text = question.model.model.max_seq().is_some();
+    if !text && !setup.seqs.is_empty() {
+        return Err(Error::Setup { what: "an mlp has no sequence: leave out `--seq` and `--seqs`".into() });
+    }
+    for seq in setup.seqs.iter().copied().chain((!text).then_some(1)) {
+        if seq == 0 {
+            return Err(Error::out_of_range("--seq", "at least 1", seq));
+        }
+        let tokens = setup.batch.checked_mul(seq).filter(|tokens| *tokens <= MOST_TOKENS);
+        let Some(tokens) = tokens else {
+            let value = format!("{} x {seq}", setup.batch);
+            return Err(Error::out_of_range(
+                "--batch x --seq",
+                format!("at most {MOST_TOKENS} tokens"),
+                value,
+            ));
+        };
+        if setup.attention == Attention::Eager
+            && tokens.checked_mul(seq).is_none_or(|pairs| pairs > MOST_PAIRS)
+        {
+            let value = format!("{} x {seq} x {seq}", setup.batch);
+            return Err(Error::out_of_range(
+                "--batch x --seq x --seq",
+                "at most 2^42 with `--attention eager`",
+                value,
+            ));
+        }
+    }
+    let rounds = u64::from(setup.steps) * u64::from(setup.accumulate);
+    if rounds > MOST_MICRO_BATCHES {
+        let value = format!("{} x {}", setup.steps, setup.accumulate);
+        let range = format!("at most {MOST_MICRO_BATCHES} micro-batches");
+        return Err(Error::out_of_range("--steps x --accumulate", range, value));
+    }
+    if !(setup.momentum.is_finite() && setup.momentum >= 0.0) {
+        return Err(Error::out_of_range("--momentum", "0 or more", setup.momentum));
+    }
+    if let Some(norm) = setup.clip_grad_norm.filter(|norm| !(norm.is_finite() && *norm > 0.0)) {
+        return Err(Error::out_of_range("--clip-grad-norm", "more than 0", norm));
+    }
+    if question.context >= question.gpu.capacity {
+        let range = format!("less than the capacity, {}", question.gpu.capacity);
+        return Err(Error::out_of_range("--context", range, question.context));
+    }
+    Ok(())
+}
+
+/// The samples of one update, and how often forward and backward run for it.
+fn batch(setup: &Setup) -> Result<Batch, Error> {
+    let (accumulate, world_size) = (u64::from(setup.accumulate), u64::from(setup.world_size));
+    let effective = setup.batch.checked_mul(accumulate).and_then(|samples| samples.checked_mul(world_size));
+    let effective_batch = effective.ok_or_else(|| {
+        let value = format!("{} x {accumulate} x {world_size}", setup.batch);
+        Error::out_of_range("--batch x --accumulate x --world-size", "below 2^64", value)
+    })?;
+    Ok(Batch {
+        micro_batch: setup.batch,
+        accumulate,
+        world_size,
+        effective_batch,
+        forward_backward_rounds: accumulate,
+    })
+}
+
+/// Settings that were given and do nothing.
+fn warnings(question: &PlanQuestion<'_>) -> Vec<String> {
+    let setup = &question.setup;
+    let mut warnings = Vec::new();
+    if setup.momentum > 0.0 && !matches!(setup.optimizer, Optimizer::Sgd | Optimizer::RmsProp) {
+        warnings.push(format!("`--momentum` does nothing with {}", setup.optimizer.as_str()));
+    }
+    if setup.attention == Attention::Eager && setup.sdpa_kernel != models::SdpaKernel::Default {
+        warnings.push("`--sdpa-kernel` does nothing with `--attention eager`".into());
+    }
+    if question.model.model.max_seq().is_some() && setup.mlp_loss != MlpLoss::MeanSquare {
+        warnings.push("`--loss` is for mlp only: a language model has its own".into());
+    }
+    if let Some(longest) = question.model.model.max_seq()
+        && let Some(seq) = setup.seqs.iter().find(|seq| **seq > longest)
+    {
+        warnings.push(format!("{seq} tokens are more than the {longest} that the config allows"));
+    }
+    if !question.alloc_conf.is_empty() {
+        warnings.push("`--alloc-conf` is kept, but no allocator is modelled yet".into());
+    }
+    warnings
+}
+
+/// What the ledger is of: model, setup, software.
+fn subject(question: &PlanQuestion<'_>) -> Map<String, Value> {
+    let setup = &question.setup;
+    let dtype = |dtype: Option<Dtype>| dtype.map(Dtype::as_str);
+    let text = question.model.model.max_seq().is_some();
+    let subject = json!({
+        "model": { "name": question.model.name, "family": question.model.model.family() },
+        "setup": {
+            "gpu": question.gpu.name,
+            "capacity_bytes": question.gpu.capacity.get(),
+            "context_bytes": question.context.get(),
+            "batch": setup.batch,
+            "seqs": setup.seqs,
+            "dtype": dtype(setup.dtype),
+            "autocast": dtype(setup.autocast),
+            "attention": text.then_some(setup.attention.as_str()),
+            "sdpa_kernel": text.then_some(setup.sdpa_kernel.as_str()),
+            "checkpoint": setup.checkpoint.as_str(),
+            "optimizer": setup.optimizer.as_str(),
+            "optimizer_impl": setup.optimizer_impl.map(models::OptimizerImpl::as_str),
+            "momentum": setup.momentum,
+            "accumulate": setup.accumulate,
+            "world_size": setup.world_size,
+            "zero_grad": setup.zero_grad.as_str(),
+            "clip_grad_norm": setup.clip_grad_norm,
+            "keep_outputs": setup.keep_outputs,
+            "loss": (!text).then_some(setup.mlp_loss.as_str()),
+            "steps": setup.steps,
+            "alloc_conf": question.alloc_conf,
+        },
+        "software": { "torch": setup.torch.as_str() },
+    });
+    match subject {
+        Value::Object(subject) => subject,
+        _ => Map::new(),
+    }
+}
+
+/// The file of a plan's tape, `.vlt`.
+pub fn tape_file(_plan: &Plan) -> Result<Vec<u8>, Error> {
+    Ok(Vec::new())
+}

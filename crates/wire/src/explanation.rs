@@ -1,0 +1,89 @@
+//! What a ledger means, as data for a page: computed once, shown as it is.
+//!
+//! This is no document: everything in it follows from a ledger and, for the levers, from the ledgers
+//! of other setups.
+
+/// What a ledger means.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Explanation {
+    /// The total that the page speaks of: the peak of the allocated bytes, or of the requested ones.
+    pub peak: Option<PeakSummary>,
+    /// What the card leaves to the allocator: all memory less the context.
+    pub available_bytes: Option<u64>,
+    /// `available_bytes` less the peak; negative where the peak alone is too much.
+    pub left_bytes: Option<i64>,
+    /// The phases, equal steps and micro-batches folded into one row.
+    pub timeline: Vec<Span>,
+    /// How many steps have no row in `timeline`.
+    pub steps_left_out: u32,
+    /// Who is there at the peak, in the order a person thinks of them; they sum to the peak.
+    pub owners: Vec<Owner>,
+    /// What other settings would save, the most first.
+    pub levers: Vec<Lever>,
+}
+
+/// A peak in short.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeakSummary {
+    /// The name of its measure: `requested`.
+    pub measure: String,
+    /// The total.
+    pub bytes: u64,
+    /// The step, where known.
+    pub step: Option<u32>,
+    /// The micro-batch.
+    pub micro_batch: Option<u32>,
+    /// The phase, where known.
+    pub phase: Option<String>,
+}
+
+/// One row of the timeline: a phase of the load, or of one or more equal steps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The first and the last step; 0 is the load.
+    pub steps: (u32, u32),
+    /// The first and the last micro-batch.
+    pub micro_batches: Option<(u32, u32)>,
+    /// The phase.
+    pub phase: String,
+    /// The largest total in it.
+    pub peak_bytes: Option<u64>,
+    /// The total at its end.
+    pub end_bytes: Option<u64>,
+    /// Parameters, buffers and master weights at its end.
+    pub weights_bytes: u64,
+    /// Gradients of parameters at its end.
+    pub gradient_bytes: u64,
+    /// Optimizer state at its end.
+    pub optimizer_bytes: u64,
+    /// Everything else at its end.
+    pub other_bytes: u64,
+    /// Whether the peak of the run is in it.
+    pub holds_peak: bool,
+}
+
+/// A group of objects at the peak.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Owner {
+    /// What a person calls them.
+    pub name: String,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Their share of the peak, 0 to 1.
+    pub share: f64,
+    /// What the group is made of; empty where it is one thing. They sum to `bytes`.
+    pub parts: Vec<Owner>,
+}
+
+/// A setting that would change the peak.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lever {
+    /// The flags to add or change: `--checkpoint full`.
+    pub setting: String,
+    /// The peak with it.
+    pub peak_bytes: u64,
+    /// The phase of that peak.
+    pub phase: Option<String>,
+    /// Peak of the run less that peak.
+    pub saving_bytes: i64,
+}
