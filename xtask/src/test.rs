@@ -1,0 +1,36 @@
+//! `cargo xtask test`: what must hold before a change is done.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+
+/// The checks, in the order of their cost.
+const CHECKS: &[&[&str]] = &[
+    &["fmt", "--all", "--check"],
+    &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"],
+    &["test", "--workspace"],
+];
+
+/// Runs every check from the root of the workspace; the first that fails ends it.
+pub fn run() -> Result<()> {
+    for arguments in CHECKS {
+        let line = format!("cargo {}", arguments.join(" "));
+        tell(&line);
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        let status = cargo.args(*arguments).current_dir(root()).status();
+        let status = status.with_context(|| format!("failed to start `{line}`"))?;
+        ensure!(status.success(), "`{line}` failed");
+    }
+    Ok(())
+}
+
+/// The root of the workspace.
+fn root() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+}
+
+#[allow(clippy::print_stderr, reason = "a developer sees which check runs")]
+fn tell(line: &str) {
+    eprintln!("$ {line}");
+}
