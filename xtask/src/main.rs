@@ -1,6 +1,10 @@
 //! The project's own commands, a file each: `cargo xtask NAME`.
 
+mod case;
+mod events;
+mod tape_diff;
 mod test;
+mod truth;
 
 use std::process::ExitCode;
 
@@ -17,12 +21,18 @@ struct Cli {
 enum Command {
     /// Formatting, lints and every test: what must hold before a change is done
     Test,
+    /// Planned ledgers against recorded training steps; writes docs/accuracy.md
+    Truth(truth::Truth),
+    /// A planned tape against a recorded event list, event by event
+    TapeDiff(tape_diff::TapeDiff),
 }
 
 #[allow(clippy::print_stderr, reason = "a command of developers tells why it failed")]
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Test => test::run(),
+        Command::Truth(args) => truth::run(&args),
+        Command::TapeDiff(args) => tape_diff::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

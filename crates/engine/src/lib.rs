@@ -1,1 +1,28 @@
-//! Eager autograd on shapes: emits a tape of what a training step allocates and frees.
+//! Eager autograd on shapes.
+//!
+//! A [`Tensor`] has a shape, a dtype, a storage and perhaps a gradient function, and no data. Operators
+//! allocate, keep and free what PyTorch's CUDA operators do, in the same order, and a [`Session`]
+//! writes it to a tape. No model is known here.
+
+mod checkpoint;
+mod dims;
+mod graph;
+mod hardware;
+mod ops;
+mod session;
+mod tensor;
+
+pub use checkpoint::checkpoint;
+pub use dims::Dims;
+pub use graph::backward;
+pub use hardware::{Hardware, Profile};
+pub use ops::attention::{Attention, Kernel};
+pub use ops::join::cat;
+pub use session::{FlopCount, Session};
+pub use tensor::Tensor;
+
+/// Lets go of names in the order given, as a Python frame does when it returns.
+#[macro_export]
+macro_rules! release {
+    ($($name:expr),+ $(,)?) => { $( drop($name); )+ };
+}

@@ -1,8 +1,13 @@
 //! A planned run: the tape of some training steps and what is known besides.
 
-use ledger::Tape;
+use engine::Kernel;
+use ledger::{Dtype, Tape};
 
-use crate::{Gpu, Setup};
+use crate::config::{self, Architecture};
+use crate::gpus::Gpu;
+use crate::mlp::MlpConfig;
+use crate::setup::{Attention, Setup, Torch};
+use crate::train;
 
 /// What a planned run gives.
 #[derive(Clone, Debug)]
@@ -46,33 +51,168 @@ pub struct Flops {
 #[error("{0}")]
 pub struct PlanError(pub String);
 
-/// A model: what a config.json or a preset says.
+/// A model: what a config.json, a preset or an `mlp:` name says.
 #[derive(Clone, Debug)]
-pub struct Model {}
+pub struct Model {
+    architecture: Source,
+    dtype: Option<Dtype>,
+}
+
+#[derive(Clone, Debug)]
+enum Source {
+    Mlp(MlpConfig),
+    Config(Architecture),
+}
 
 impl Model {
     /// Reads a Hugging Face config.json.
-    pub fn from_config(_json: &str) -> Result<Self, PlanError> {
-        Err(PlanError("no architecture is known".into()))
+    pub fn from_config(json: &str) -> Result<Self, PlanError> {
+        let (architecture, dtype) = config::read(json)?;
+        Ok(Self { architecture: Source::Config(architecture), dtype })
     }
 
     /// Reads `mlp:LAYERSxWIDTH`; none where `name` has another form.
-    pub fn from_mlp_name(_name: &str) -> Option<Result<Self, PlanError>> {
-        None
+    pub fn from_mlp_name(name: &str) -> Option<Result<Self, PlanError>> {
+        let extents = name.strip_prefix("mlp:")?;
+        let parsed = extents.split_once('x').and_then(|(layers, width)| {
+            let positive = |text: &str| text.parse::<u64>().ok().filter(|n| (1..=1 << 20).contains(n));
+            Some(MlpConfig { layers: positive(layers)?, width: positive(width)? })
+        });
+        Some(match parsed {
+            Some(config) => Ok(Self { architecture: Source::Mlp(config), dtype: None }),
+            None => Err(PlanError(format!(
+                "`{name}` must be mlp:LAYERSxWIDTH with whole numbers from 1 to 2^20, as in mlp:4x1024"
+            ))),
+        })
     }
 
     /// The architecture: `llama`, `gpt2`, `mlp`.
     pub fn family(&self) -> &'static str {
-        ""
+        match &self.architecture {
+            Source::Mlp(_) => "mlp",
+            Source::Config(Architecture::Gpt2(_)) => "gpt2",
+            Source::Config(Architecture::Llama(_)) => "llama",
+        }
+    }
+
+    /// The families that can be planned, by their names.
+    pub fn families() -> Vec<&'static str> {
+        [config::FAMILIES, &["mlp"]].concat()
     }
 
     /// The longest sequence the config allows; none for an mlp.
     pub fn max_seq(&self) -> Option<u64> {
-        None
+        match &self.architecture {
+            Source::Mlp(_) => None,
+            Source::Config(Architecture::Gpt2(config)) => Some(config.positions),
+            Source::Config(Architecture::Llama(config)) => Some(config.max_positions),
+        }
     }
 
     /// Runs the steps of `setup` on shapes.
-    pub fn train(&self, _setup: &Setup, _gpu: &Gpu) -> Result<Run, PlanError> {
-        Err(PlanError("no architecture is known".into()))
+    pub fn train(&self, setup: &Setup, gpu: &Gpu) -> Result<Run, PlanError> {
+        let mut setup = setup.clone();
+        if let (Some(longest), true) = (self.max_seq(), setup.seqs.is_empty()) {
+            setup.seqs = vec![longest.min(DEFAULT_SEQ)];
+        }
+        self.check(&setup)?;
+        let dtype = setup.dtype.or(self.dtype).unwrap_or(Dtype::Fp32);
+        let session = train::session(gpu, &setup);
+        let build = || match &self.architecture {
+            Source::Mlp(config) => config.build(&session, &setup, dtype),
+            Source::Config(Architecture::Gpt2(config)) => config.build(&session, &setup, dtype),
+            Source::Config(Architecture::Llama(config)) => config.build(&session, &setup, dtype),
+        };
+        Ok(train::train(&session, &setup, build, self.assumptions(&setup, dtype, gpu)))
+    }
+
+    /// Refuses what no run could hold, before anything is multiplied.
+    fn check(&self, setup: &Setup) -> Result<(), PlanError> {
+        let refuse = |sentence: String| Err(PlanError(sentence));
+        if setup.batch == 0 || setup.accumulate == 0 || setup.steps == 0 || setup.world_size == 0 {
+            return refuse("batch, accumulate, steps and world-size must be at least 1".into());
+        }
+        if setup.seqs.contains(&0) {
+            return refuse("a sequence has at least one token".into());
+        }
+        let longest = setup.seqs.iter().copied().max().unwrap_or(1);
+        if let (Some(positions), Source::Config(Architecture::Gpt2(_))) = (self.max_seq(), &self.architecture)
+            && longest > positions
+        {
+            return refuse(format!(
+                "the model has {positions} learnt positions, and a sequence of {longest} was asked for"
+            ));
+        }
+        let [batch, seq] = [u128::from(setup.batch), u128::from(longest)];
+        let (layers, widest, scores) = match &self.architecture {
+            Source::Mlp(config) => (config.layers, u128::from(config.width), 0),
+            Source::Config(Architecture::Gpt2(c)) => {
+                (c.layers, u128::from(c.vocab.max(c.inner).max(3 * c.hidden)), seq * u128::from(c.heads))
+            }
+            Source::Config(Architecture::Llama(c)) => (
+                c.layers,
+                u128::from(c.vocab.max(c.intermediate).max(c.heads * c.head)),
+                seq * u128::from(c.heads),
+            ),
+        };
+        // A layer makes fewer than two hundred tensors of at most 8 bytes an element; a total of 2^62
+        // bytes leaves every sum inside a tape's range.
+        let largest = batch.saturating_mul(seq).saturating_mul(widest.max(scores));
+        if largest.saturating_mul(8 * 200).saturating_mul(u128::from(layers)) >= 1 << 62 {
+            return refuse(format!(
+                "batch {} of {longest} tokens makes tensors beyond any device; use a smaller batch or sequence",
+                setup.batch
+            ));
+        }
+        if u64::from(setup.steps) * u64::from(setup.accumulate) * layers > 1 << 22 {
+            return refuse("steps x accumulate x layers is beyond 4 million; use fewer steps".into());
+        }
+        Ok(())
+    }
+
+    /// What had to be assumed, a sentence each.
+    fn assumptions(&self, setup: &Setup, dtype: Dtype, gpu: &Gpu) -> Vec<String> {
+        let mut sentences = Vec::new();
+        if !matches!(self.architecture, Source::Mlp(_)) {
+            sentences.push(
+                "modelling code of transformers 5.24 in eager mode; no padding, labels are the input ids"
+                    .to_owned(),
+            );
+        }
+        let kept = match setup.torch {
+            Torch::V2_15 => "allocated around each product and freed",
+            _ => "kept from the first product on",
+        };
+        sentences.push(format!(
+            "cuBLAS workspace of the default size for the card, {kept} (torch {})",
+            setup.torch.as_str()
+        ));
+        let computed = setup.autocast.unwrap_or(dtype);
+        let dropout = match &self.architecture {
+            Source::Mlp(_) => return sentences,
+            Source::Config(Architecture::Gpt2(config)) => config.attn_dropout,
+            Source::Config(Architecture::Llama(config)) => config.attention_dropout,
+        };
+        if setup.attention == Attention::Sdpa {
+            let head = match &self.architecture {
+                Source::Config(Architecture::Gpt2(config)) => config.hidden / config.heads,
+                Source::Config(Architecture::Llama(config)) => config.head,
+                Source::Mlp(_) => 0,
+            };
+            let kernel = setup.kernel().unwrap_or_else(|| {
+                Kernel::choose(&train::hardware(gpu), computed, head, false, dropout > 0.0)
+            });
+            sentences.push(match kernel {
+                Kernel::Flash => "attention runs the flash kernel".to_owned(),
+                Kernel::Efficient => "attention runs the memory-efficient kernel".to_owned(),
+                Kernel::Math => "attention runs the math kernel".to_owned(),
+                Kernel::Cudnn => "attention runs cuDNN, whose backward workspace is assumed to be batch x heads x sequence x (head size + 1) fp32 values".to_owned(),
+            });
+        }
+        sentences
     }
 }
+
+/// Tokens of a sample where neither a flag nor a file says: a common context, or less where the model
+/// has less.
+const DEFAULT_SEQ: u64 = 2048;

@@ -1,6 +1,9 @@
 //! How a model is trained: everything about a run but the model and the card.
 
+use engine::Kernel;
 use ledger::Dtype;
+
+use crate::causal_lm::AttentionSetup;
 
 macro_rules! choices {
     ($($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $text:literal),+ $(,)? })+) => {$(
@@ -174,5 +177,31 @@ impl Default for Setup {
             steps: 3,
             torch: Torch::V2_15,
         }
+    }
+}
+
+impl Setup {
+    /// The sequence length of `step`, which counts from 1; 0 where there is none.
+    pub(crate) fn seq_of_step(&self, step: u32) -> u64 {
+        match self.seqs.len() {
+            0 => 0,
+            count => self.seqs[(step as usize - 1) % count],
+        }
+    }
+
+    /// The kernel sdpa is held to; none: PyTorch's choice.
+    pub(crate) const fn kernel(&self) -> Option<Kernel> {
+        match self.sdpa_kernel {
+            SdpaKernel::Default => None,
+            SdpaKernel::Flash => Some(Kernel::Flash),
+            SdpaKernel::Efficient => Some(Kernel::Efficient),
+            SdpaKernel::Math => Some(Kernel::Math),
+            SdpaKernel::Cudnn => Some(Kernel::Cudnn),
+        }
+    }
+
+    /// What the models read of the attention's setup.
+    pub(crate) fn attention_setup(&self, dropout: f64) -> AttentionSetup {
+        AttentionSetup { eager: self.attention == Attention::Eager, kernel: self.kernel(), dropout }
     }
 }

@@ -1,0 +1,376 @@
+//! The graph of backward functions and the engine that walks it.
+//!
+//! The order of everything here is PyTorch's: nodes with higher sequence numbers first, accumulators
+//! before everything, input buffers that add in place where the older gradient has no other owner,
+//! and the five moments of a node at which something is let go (see [`run`]).
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use ledger::{Category, Dtype};
+use rustc_hash::FxHashMap;
+
+use crate::checkpoint::Saved;
+use crate::dims::Dims;
+use crate::session::{Scope, Session};
+use crate::tensor::Tensor;
+
+/// The gradients of a node's inputs, by index; none where none is wanted or none came.
+pub type Grads = Vec<Option<Tensor>>;
+
+type Backward = Box<dyn Fn(&Call<'_>) -> Grads>;
+
+/// Where a gradient goes: input `input` of `node`.
+#[derive(Clone)]
+pub(crate) struct Edge {
+    pub(crate) node: Rc<Node>,
+    pub(crate) input: usize,
+}
+
+enum Function {
+    /// An operator's backward.
+    Operator(Backward),
+    /// Adds the gradient to the leaf's.
+    Accumulate(Tensor),
+}
+
+/// One backward function.
+pub(crate) struct Node {
+    sequence: u64,
+    scope: Option<Scope>,
+    function: RefCell<Option<Function>>,
+    next: RefCell<Vec<Option<Edge>>>,
+    saved: RefCell<Vec<Saved>>,
+    outputs: RefCell<Vec<(Dims, Dtype)>>,
+    dependencies: Cell<u32>,
+}
+
+impl Node {
+    pub(crate) fn accumulate(leaf: Tensor) -> Self {
+        let outputs = vec![(leaf.shape(), leaf.dtype())];
+        Self {
+            sequence: u64::MAX,
+            scope: None,
+            function: RefCell::new(Some(Function::Accumulate(leaf))),
+            next: RefCell::default(),
+            saved: RefCell::default(),
+            outputs: RefCell::new(outputs),
+            dependencies: Cell::new(0),
+        }
+    }
+}
+
+/// Long chains of nodes are taken apart in a loop: one frame a node would exhaust the stack.
+impl Drop for Node {
+    fn drop(&mut self) {
+        let mut pending = std::mem::take(self.next.get_mut());
+        while let Some(edge) = pending.pop() {
+            if let Some(mut node) = edge.and_then(|edge| Rc::into_inner(edge.node)) {
+                drop(std::mem::take(node.saved.get_mut()));
+                pending.append(node.next.get_mut());
+            }
+        }
+    }
+}
+
+/// An operator being recorded: made before it computes, finished with its results.
+pub(crate) struct Op {
+    node: Option<Rc<Node>>,
+    needs: Vec<bool>,
+    session: Rc<Session>,
+}
+
+impl Op {
+    /// Begins an operator over `inputs`; a node is made when any of them wants a gradient.
+    pub(crate) fn new(session: &Rc<Session>, inputs: &[&Tensor]) -> Self {
+        let session = Rc::clone(session);
+        let any = session.grad_enabled() && inputs.iter().any(|input| input.requires_grad());
+        if !any {
+            return Self { node: None, needs: vec![false; inputs.len()], session };
+        }
+        let next: Vec<Option<Edge>> = inputs.iter().map(|input| input.gradient_edge()).collect();
+        let needs = next.iter().map(Option::is_some).collect();
+        let node = Node {
+            sequence: session.next_sequence(),
+            scope: Some(session.scope()),
+            function: RefCell::new(None),
+            next: RefCell::new(next),
+            saved: RefCell::default(),
+            outputs: RefCell::default(),
+            dependencies: Cell::new(0),
+        };
+        Self { node: Some(Rc::new(node)), needs, session }
+    }
+
+    /// Whether input `index` wants a gradient.
+    pub(crate) fn needs(&self, index: usize) -> bool {
+        self.needs[index]
+    }
+
+    /// Keeps `tensor` for backward. Saved values are unpacked and let go in the order of these calls.
+    pub(crate) fn save(&self, tensor: &Tensor) {
+        if let Some(node) = &self.node {
+            let saved = Saved::pack(&self.session, tensor.clone());
+            node.saved.borrow_mut().push(saved);
+        }
+    }
+
+    /// Keeps a result for backward, without its history: a result that held its own node would keep
+    /// itself alive.
+    pub(crate) fn save_result(&self, tensor: &Tensor) {
+        if self.node.is_some() {
+            self.save(&tensor.detach());
+        }
+    }
+
+    /// Attaches the backward function and makes `results` its outputs.
+    pub(crate) fn finish(self, results: &[&Tensor], backward: impl Fn(&Call<'_>) -> Grads + 'static) {
+        let Some(node) = self.node else { return };
+        *node.function.borrow_mut() = Some(Function::Operator(Box::new(backward)));
+        *node.outputs.borrow_mut() = results.iter().map(|result| (result.shape(), result.dtype())).collect();
+        for (input, result) in results.iter().enumerate() {
+            result.set_function(Edge { node: Rc::clone(&node), input });
+        }
+    }
+}
+
+/// One run of a node's backward: its incoming gradients and unpacked saved values.
+pub(crate) struct Call<'a> {
+    grads: &'a [Option<Tensor>],
+    saved: &'a [Tensor],
+    next: &'a [Option<Edge>],
+}
+
+impl Call<'_> {
+    /// The gradient of output 0.
+    pub(crate) fn grad(&self) -> &Tensor {
+        self.grads[0].as_ref().expect("a node runs only when a gradient came")
+    }
+
+    /// The gradient of output `index`, where one came.
+    pub(crate) fn grad_of(&self, index: usize) -> Option<&Tensor> {
+        self.grads[index].as_ref()
+    }
+
+    /// The saved value `index`, in the order in which they were saved.
+    pub(crate) fn saved(&self, index: usize) -> &Tensor {
+        &self.saved[index]
+    }
+
+    /// The number of saved values.
+    pub(crate) fn saved_len(&self) -> usize {
+        self.saved.len()
+    }
+
+    /// Whether input `index` wants a gradient.
+    pub(crate) fn needs(&self, index: usize) -> bool {
+        self.next[index].is_some()
+    }
+
+    /// `make()` where input `index` wants a gradient.
+    pub(crate) fn when(&self, index: usize, make: impl FnOnce() -> Tensor) -> Option<Tensor> {
+        self.needs(index).then(make)
+    }
+}
+
+/// Runs backward from the scalar `loss`.
+pub fn backward(loss: &Tensor) {
+    let session = Rc::clone(loss.session());
+    let Some(root) = loss.gradient_edge() else { return };
+    let seed = session.with_category(Category::Temporary, || loss.empty_like("loss.grad", loss.dtype()));
+    session.backward_mode(|| run(root, seed.clone()));
+    drop(seed);
+}
+
+/// Gradients that wait for a node.
+type InputBuffer = Grads;
+
+fn run(root: Edge, seed: Tensor) {
+    count_dependencies(&root.node);
+    let mut waiting: FxHashMap<*const Node, InputBuffer> = FxHashMap::default();
+    let mut ready = ReadyQueue::default();
+    let mut buffer = vec![None; root.node.outputs.borrow().len()];
+    buffer[root.input] = Some(seed);
+    ready.push(root.node, buffer);
+    while let Some((node, buffer)) = ready.pop() {
+        let outputs = run_node(&node, buffer);
+        // The results move on to the nodes that wait for them, by index.
+        let next = node.next.borrow();
+        for (output, edge) in outputs.into_iter().zip(next.iter()) {
+            let Some(edge) = edge else { continue };
+            let key = Rc::as_ptr(&edge.node);
+            let buffer = waiting.entry(key).or_insert_with(|| vec![None; edge.node.outputs.borrow().len()]);
+            if let Some(output) = output {
+                accumulate(&mut buffer[edge.input], output);
+            }
+            edge.node.dependencies.set(edge.node.dependencies.get() - 1);
+            if edge.node.dependencies.get() == 0 {
+                let buffer = waiting.remove(&key).unwrap_or_default();
+                ready.push(Rc::clone(&edge.node), buffer);
+            }
+        }
+    }
+}
+
+fn count_dependencies(root: &Rc<Node>) {
+    let mut seen = rustc_hash::FxHashSet::default();
+    let mut pending = vec![Rc::clone(root)];
+    seen.insert(Rc::as_ptr(root));
+    while let Some(node) = pending.pop() {
+        for edge in node.next.borrow().iter().flatten() {
+            edge.node.dependencies.set(edge.node.dependencies.get() + 1);
+            if seen.insert(Rc::as_ptr(&edge.node)) {
+                pending.push(Rc::clone(&edge.node));
+            }
+        }
+    }
+}
+
+/// Runs one node: unpack, compute, let go of the unpacked values, validate, let go of the incoming
+/// gradients, release the saved values.
+fn run_node(node: &Rc<Node>, grads: InputBuffer) -> Grads {
+    let function = node.function.borrow();
+    let function = match function.as_ref() {
+        Some(Function::Operator(function)) => function,
+        Some(Function::Accumulate(leaf)) => {
+            accumulate_leaf(leaf, grads);
+            return Vec::new();
+        }
+        None => return Vec::new(),
+    };
+    if grads.iter().all(Option::is_none) {
+        node.saved.borrow_mut().drain(..).for_each(drop);
+        return vec![None; node.next.borrow().len()];
+    }
+    let session = Rc::clone(grads.iter().flatten().next().expect("one gradient came").session());
+    let scope = node.scope.unwrap_or_else(|| session.scope());
+    session.in_scope(scope, || {
+        let next = node.next.borrow();
+        let mut unpacked: Vec<Tensor> = node.saved.borrow().iter().map(Saved::unpack).collect();
+        let mut outputs = function(&Call { grads: &grads, saved: &unpacked, next: &next });
+        while let Some(value) = unpacked.pop() {
+            drop(value);
+        }
+        for (output, edge) in outputs.iter_mut().zip(next.iter()) {
+            if let (Some(gradient), Some(edge)) = (output.take(), edge) {
+                let (shape, dtype) = edge.node.outputs.borrow()[edge.input];
+                *output = Some(validate(gradient, shape, dtype));
+            }
+        }
+        grads.into_iter().for_each(drop);
+        node.saved.borrow_mut().drain(..).for_each(drop);
+        outputs
+    })
+}
+
+/// A gradient as its receiver wants it: summed to the receiver's shape, then cast to its dtype.
+fn validate(mut gradient: Tensor, shape: Dims, dtype: Dtype) -> Tensor {
+    if gradient.shape() != shape {
+        gradient = gradient.sum_to(shape);
+    }
+    if gradient.dtype() != dtype {
+        gradient = gradient.to(dtype);
+    }
+    gradient
+}
+
+/// Adds `new` to a waiting gradient: in place where the older has no other owner.
+fn accumulate(slot: &mut Option<Tensor>, new: Tensor) {
+    *slot = match slot.take() {
+        None => Some(new),
+        Some(old) if old.is_sole_owner() && old.is_dense() && !old.is_view() => {
+            drop(new);
+            Some(old)
+        }
+        Some(old) => {
+            let sum = old.add(&new);
+            drop(old);
+            drop(new);
+            Some(sum)
+        }
+    };
+}
+
+/// The gradient of a leaf: stolen where nothing else holds it and its layout is the leaf's, copied
+/// otherwise, added in place where there is one already.
+fn accumulate_leaf(leaf: &Tensor, grads: InputBuffer) {
+    let Some(gradient) = grads.into_iter().next().flatten() else { return };
+    if leaf.grad().is_some() {
+        drop(gradient);
+        return;
+    }
+    let same_layout = (0..leaf.shape().len())
+        .all(|dim| leaf.shape()[dim] == 1 || leaf.strides()[dim] == gradient.strides()[dim]);
+    let kept = if gradient.handles() == 1 && same_layout {
+        let kept = gradient.detach();
+        drop(gradient);
+        kept
+    } else {
+        let copy = leaf.session().with_category(Category::Gradient, || {
+            Tensor::strided(leaf.session(), "grad", leaf.shape(), leaf.strides(), gradient.dtype())
+        });
+        drop(gradient);
+        copy
+    };
+    if let (Some(object), Some(like)) = (kept.object(), leaf.object()) {
+        leaf.session().relabel(object, like, Category::Gradient);
+    }
+    leaf.set_grad(Some(kept));
+}
+
+/// A binary max-heap by sequence number. Ties come out as libstdc++'s `push_heap` and `pop_heap`
+/// leave them, since that order decides which of two leaves is served first.
+#[derive(Default)]
+struct ReadyQueue {
+    heap: Vec<(Rc<Node>, InputBuffer)>,
+}
+
+impl ReadyQueue {
+    fn push(&mut self, node: Rc<Node>, buffer: InputBuffer) {
+        let sequence = node.sequence;
+        self.heap.push((node, buffer));
+        self.sift_up(self.heap.len() - 1, 0, sequence);
+    }
+
+    /// Moves the element at `hole` up towards `top` while its parent is smaller.
+    fn sift_up(&mut self, mut hole: usize, top: usize, sequence: u64) {
+        while hole > top {
+            let parent = (hole - 1) / 2;
+            if self.heap[parent].0.sequence >= sequence {
+                break;
+            }
+            self.heap.swap(parent, hole);
+            hole = parent;
+        }
+    }
+
+    fn pop(&mut self) -> Option<(Rc<Node>, InputBuffer)> {
+        let last = self.heap.len().checked_sub(1)?;
+        self.heap.swap(0, last);
+        let top = self.heap.pop();
+        // The element that was last sinks to the bottom along the larger children, then rises.
+        let len = self.heap.len();
+        if len > 1 {
+            let sequence = self.heap[0].0.sequence;
+            let mut hole = 0;
+            loop {
+                let right = 2 * hole + 2;
+                let child = if right < len {
+                    if self.heap[right].0.sequence < self.heap[right - 1].0.sequence {
+                        right - 1
+                    } else {
+                        right
+                    }
+                } else if right == len {
+                    right - 1
+                } else {
+                    break;
+                };
+                self.heap.swap(hole, child);
+                hole = child;
+            }
+            self.sift_up(hole, 0, sequence);
+        }
+        top
+    }
+}

@@ -1,0 +1,421 @@
+//! Scaled dot-product attention and the kernels behind it.
+
+use std::rc::Rc;
+
+use ledger::Dtype;
+
+use crate::dims::Dims;
+use crate::graph::{Call, Op};
+use crate::hardware::Hardware;
+use crate::ops::elementwise::pointwise;
+use crate::session::Session;
+use crate::tensor::Tensor;
+
+/// The kernel behind `scaled_dot_product_attention`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kernel {
+    /// FlashAttention.
+    Flash,
+    /// Memory-efficient attention.
+    Efficient,
+    /// cuDNN's fused attention.
+    Cudnn,
+    /// Matrix products and a softmax.
+    Math,
+}
+
+/// One attention: what the kernel is chosen by and given.
+#[derive(Clone, Copy)]
+pub struct Attention<'a> {
+    /// A boolean mask; none: causal.
+    pub mask: Option<&'a Tensor>,
+    /// The dropout probability.
+    pub dropout: f64,
+    /// A forced kernel; none: the one PyTorch would choose.
+    pub kernel: Option<Kernel>,
+}
+
+const fn up(value: u64, multiple: u64) -> u64 {
+    value.next_multiple_of(multiple)
+}
+
+impl Kernel {
+    /// The kernel PyTorch 2.15 chooses for a training step: cuDNN first on compute capability 9 and 10
+    /// (half precision, no dropout), then flash (8.0 on, half precision, no mask), then memory-efficient.
+    pub fn choose(hardware: &Hardware, dtype: Dtype, head: u64, mask: bool, dropout: bool) -> Self {
+        let (major, _) = hardware.compute_capability;
+        let half = matches!(dtype, Dtype::Fp16 | Dtype::Bf16);
+        let cudnn_head = if major == 9 { 256 } else { 128 };
+        if matches!(major, 9 | 10) && half && !dropout && head % 8 == 0 && head <= cudnn_head {
+            Self::Cudnn
+        } else if major >= 8 && half && !mask && head <= 256 {
+            Self::Flash
+        } else if dtype == Dtype::Bf16 && major < 8 {
+            Self::Math
+        } else {
+            Self::Efficient
+        }
+    }
+}
+
+/// Extents of one attention: batch, heads, key-value heads, sequence, head size.
+#[derive(Clone, Copy)]
+struct Extents {
+    b: u64,
+    h: u64,
+    hk: u64,
+    s: u64,
+    d: u64,
+}
+
+impl Extents {
+    fn of(query: &Tensor, key: &Tensor) -> Self {
+        let q = query.shape();
+        Self { b: q[0], h: q[1], hk: key.shape()[1], s: q[2], d: q[3] }
+    }
+
+    /// A (b, heads, s, d) tensor on (b, s, heads, d) storage, as the kernels lay out their results.
+    fn strided(self, session: &Rc<Session>, what: &'static str, heads: u64, dtype: Dtype) -> Tensor {
+        let shape = Dims::from([self.b, heads, self.s, self.d]);
+        let strides = Dims::from([self.s * heads * self.d, self.d, heads * self.d, 1]);
+        Tensor::strided(session, what, shape, strides, dtype)
+    }
+
+    /// FLOPs of the two products of the forward pass, not halved for causality.
+    fn flops(self) -> u64 {
+        4 * self.b * self.h * self.s * self.s * self.d
+    }
+}
+
+impl Tensor {
+    /// Attention of (b, h, s, d) queries over (b, hk, s, d) keys and values, hk dividing h; under
+    /// autocast the three are cast first (value, key, query).
+    pub fn attend(&self, key: &Self, value: &Self, attention: Attention<'_>) -> Self {
+        let session = Rc::clone(self.session());
+        let value = session.autocast_low(value);
+        let key = session.autocast_low(key);
+        let query = session.autocast_low(self);
+        let head = query.size(-1);
+        let (masked, dropped) = (attention.mask.is_some(), attention.dropout > 0.0);
+        let kernel = attention
+            .kernel
+            .unwrap_or_else(|| Kernel::choose(&session.hardware, query.dtype(), head, masked, dropped));
+        let out = session.without_autocast(|| match kernel {
+            Kernel::Flash => flash(&query, &key, &value, attention.dropout),
+            Kernel::Efficient => efficient(&query, &key, &value, attention),
+            Kernel::Cudnn => cudnn(&query, &key, &value, attention.mask),
+            Kernel::Math => math(&query, &key, &value, attention),
+        });
+        crate::release!(query, key, value);
+        out
+    }
+
+    /// This tensor with its last dimension padded to `size`; the gradient is cut back by a copy.
+    fn pad_last(&self, size: u64) -> Self {
+        let op = Op::new(self.session(), &[self]);
+        let out = Self::empty(self.session(), "pad", self.shape_with_last(size), self.dtype());
+        let from = self.size(-1);
+        op.finish(&[&out], move |call| {
+            let grad = call.grad();
+            let shape = grad.shape_with_last(from);
+            vec![Some(Self::empty(grad.session(), "pad_backward", shape, grad.dtype()))]
+        });
+        out
+    }
+}
+
+/// FlashAttention splits the keys where the queries alone do not fill the card (flash-attention's
+/// num_splits_heuristic: two blocks a multiprocessor, the fewest splits within 85 % of the best).
+fn flash_splits(hardware: &Hardware, e: Extents) -> u64 {
+    let slots = hardware.multiprocessors * 2;
+    let blocks = e.b * e.h * e.s.div_ceil(64);
+    if blocks as f64 >= 0.8 * slots as f64 {
+        return 1;
+    }
+    let block = if e.d <= 64 {
+        256
+    } else if e.d <= 128 {
+        128
+    } else {
+        64
+    };
+    let key_blocks = e.s.div_ceil(block);
+    let eligible =
+        |splits: u64| splits == 1 || key_blocks.div_ceil(splits) != key_blocks.div_ceil(splits - 1);
+    let efficiency = |splits: u64| {
+        let waves = (blocks * splits) as f32 / slots as f32;
+        waves / waves.ceil()
+    };
+    let most = key_blocks.min(slots).min(128);
+    let candidates = || (1..=most).filter(|splits| eligible(*splits));
+    let best = candidates().map(efficiency).fold(0.0_f32, f32::max);
+    candidates().find(|splits| f64::from(efficiency(*splits)) >= 0.85 * f64::from(best)).unwrap_or(1)
+}
+
+fn flash(query: &Tensor, key: &Tensor, value: &Tensor, dropout: f64) -> Tensor {
+    let head = query.size(-1);
+    if head % 8 != 0 {
+        let size = up(head, 8);
+        let value = value.pad_last(size);
+        let key = key.pad_last(size);
+        let query = query.pad_last(size);
+        let out = flash(&query, &key, &value, dropout);
+        return out.narrow(-1, 0, head);
+    }
+    let session = query.session();
+    let e = Extents::of(query, key);
+    let op = Op::new(session, &[query, key, value]);
+    op.save(key);
+    op.save(query);
+    op.save(value);
+    let out = query.empty_like("sdpa", query.dtype());
+    let lse = Tensor::empty(session, "sdpa.logsumexp", [e.b, e.h, e.s], Dtype::Fp32);
+    let splits = if dropout == 0.0 { flash_splits(&session.hardware, e) } else { 1 };
+    let accumulators = (splits > 1).then(|| {
+        let lse = session.scratch(splits * e.b * e.h * e.s * 4, "sdpa.split_logsumexp");
+        let out = session.scratch(splits * e.b * e.h * e.s * up(e.d, 32) * 4, "sdpa.split_out");
+        (lse, out)
+    });
+    let mut seed = Tensor::empty(session, "sdpa.rng_state", [2], Dtype::Int64);
+    let unused = Tensor::empty(session, "sdpa.rng_unused", [], Dtype::Int64);
+    if dropout > 0.0 {
+        seed = Tensor::empty(session, "sdpa.rng_state", [2], Dtype::Int64);
+    }
+    if let Some((lse, out)) = accumulators {
+        crate::release!(out, lse);
+    }
+    session.add_flops(e.flops());
+    op.save_result(&lse);
+    op.save_result(&out);
+    op.save_result(&seed);
+    op.save_result(&unused);
+    op.finish(&[&out], move |call| {
+        let session = call.grad().session();
+        // The kernel takes the gradient in (b, s, h, d) order; another layout is copied.
+        let grad = call.grad().transpose(1, 2).contiguous();
+        let (key, query, value) = (call.saved(0), call.saved(1), call.saved(2));
+        let dq = query.empty_like("sdpa_backward.query", query.dtype());
+        let dk = key.empty_like("sdpa_backward.key", key.dtype());
+        let dv = value.empty_like("sdpa_backward.value", value.dtype());
+        let rows = e.b * e.h * up(e.s, 128);
+        let delta = session.scratch(rows * 4, "sdpa_backward.delta");
+        let dq_accumulator = session.scratch(rows * up(e.d, 32) * 4, "sdpa_backward.dq_accumulator");
+        let expanded = expanded_gradients(call, e);
+        session.add_flops(e.flops() / 2 * 5);
+        crate::release!(expanded, dq_accumulator, delta, grad);
+        vec![Some(dq), Some(dk), Some(dv)]
+    });
+    crate::release!(unused, seed, lse);
+    out
+}
+
+/// Buffers for the gradients of query, key and value, whether all are wanted or not.
+fn input_gradients(call: &Call<'_>, e: Extents) -> (Tensor, Tensor, Tensor) {
+    let session = call.grad().session();
+    let dtype = call.grad().dtype();
+    let dq = e.strided(session, "sdpa_backward.query", e.h, dtype);
+    let dk = e.strided(session, "sdpa_backward.key", e.hk, dtype);
+    let dv = e.strided(session, "sdpa_backward.value", e.hk, dtype);
+    (dq, dk, dv)
+}
+
+/// Gradients of keys and values a query head, before they are summed to fewer key-value heads; the
+/// second is let go first.
+fn expanded_gradients(call: &Call<'_>, e: Extents) -> Option<(Tensor, Tensor)> {
+    let session = call.grad().session();
+    let dtype = call.grad().dtype();
+    (e.hk < e.h).then(|| {
+        let dk = e.strided(session, "sdpa_backward.expanded", e.h, dtype);
+        let dv = e.strided(session, "sdpa_backward.expanded", e.h, dtype);
+        (dv, dk)
+    })
+}
+
+fn efficient(query: &Tensor, key: &Tensor, value: &Tensor, attention: Attention<'_>) -> Tensor {
+    let session = query.session();
+    let e = Extents::of(query, key);
+    let bias = attention.mask.map(|mask| efficient_bias(mask, query.dtype()));
+    let op = Op::new(session, &[query, key, value]);
+    if let Some(bias) = &bias {
+        op.save(bias);
+    }
+    op.save(key);
+    op.save(query);
+    op.save(value);
+    let seeds = (attention.dropout == 0.0).then(|| {
+        let seed = Tensor::empty(session, "sdpa.rng_seed", [], Dtype::Int64);
+        (seed, Tensor::empty(session, "sdpa.rng_offset", [], Dtype::Int64))
+    });
+    let out = e.strided(session, "sdpa", e.h, query.dtype());
+    let lse = Tensor::empty(session, "sdpa.logsumexp", [e.b, e.h, up(e.s, 32)], Dtype::Fp32);
+    if query.is_half() && e.d > 128 {
+        drop(session.scratch(out.numel() * 4, "sdpa.accumulator"));
+    }
+    session.add_flops(e.flops());
+    op.save_result(&lse);
+    op.save_result(&out);
+    if let Some((seed, offset)) = &seeds {
+        op.save_result(seed);
+        op.save_result(offset);
+    }
+    op.finish(&[&out], move |call| {
+        let grad = call.grad();
+        let session = grad.session();
+        let (dq, dk, dv) = input_gradients(call, e);
+        let expanded = expanded_gradients(call, e);
+        let rows = Dims::from([e.b, e.h, e.s]);
+        let delta = if grad.is_half() {
+            Tensor::empty(session, "sdpa_backward.delta", rows, Dtype::Fp32)
+        } else {
+            let product = e.strided(session, "sdpa_backward.product", e.h, Dtype::Fp32);
+            let sum = Tensor::empty(session, "sdpa_backward.delta", rows, Dtype::Fp32);
+            let delta = Tensor::empty(session, "sdpa_backward.delta", rows, Dtype::Fp32);
+            crate::release!(sum, product);
+            delta
+        };
+        let workspace = session.scratch(efficient_workspace(e, grad.is_half()), "sdpa_backward.workspace");
+        session.add_flops(e.flops() / 2 * 5);
+        crate::release!(delta, workspace, expanded);
+        vec![Some(dq), Some(dk), Some(dv)]
+    });
+    crate::release!(lse, seeds, bias);
+    out
+}
+
+/// The workspace of memory-efficient attention's backward, in bytes: gradient accumulators of blocks
+/// of I queries and J columns.
+fn efficient_workspace(e: Extents, half: bool) -> u64 {
+    let (rows, columns) = match (e.d, half) {
+        (..=64, _) => (64, 64),
+        (..=128, false) => (128, 64),
+        (..=128, true) => (128, 128),
+        _ => (128, 64),
+    };
+    let blocks = e.s.div_ceil(rows) * e.d.div_ceil(columns) * (16 + rows * columns * 4);
+    let query_sums = if half && e.d > 128 { 2 * up(e.s, 64) * e.d * 4 } else { 0 };
+    e.b * e.h * (blocks + query_sums)
+}
+
+/// A boolean mask as an additive bias in the dtype of the queries; rows that are no multiple of 16
+/// elements are padded by a copy.
+fn efficient_bias(mask: &Tensor, dtype: Dtype) -> Tensor {
+    let bias = boolean_bias(mask, dtype);
+    let length = bias.size(-1);
+    if length % 16 == 0 {
+        return bias;
+    }
+    Tensor::empty(bias.session(), "sdpa.bias", bias.shape_with_last(up(length, 16)), dtype)
+}
+
+/// `where(mask, 0, -inf)`.
+fn boolean_bias(mask: &Tensor, dtype: Dtype) -> Tensor {
+    let zero = mask.scalar("sdpa.zero", dtype);
+    let minus_infinity = mask.scalar("sdpa.minus_infinity", dtype);
+    let bias = pointwise("sdpa.bias", &[mask], dtype);
+    crate::release!(minus_infinity, zero);
+    bias
+}
+
+fn cudnn(query: &Tensor, key: &Tensor, value: &Tensor, mask: Option<&Tensor>) -> Tensor {
+    let session = query.session();
+    let e = Extents::of(query, key);
+    let bias = mask.map(|mask| boolean_bias(mask, query.dtype()));
+    let op = Op::new(session, &[query, key, value]);
+    if let Some(bias) = &bias {
+        op.save(bias);
+    }
+    op.save(key);
+    op.save(query);
+    op.save(value);
+    let seed = Tensor::empty(session, "sdpa.rng_seed", [], Dtype::Int64);
+    let offset = Tensor::empty(session, "sdpa.rng_offset", [], Dtype::Int64);
+    let out = e.strided(session, "sdpa", e.h, query.dtype());
+    let lse = Tensor::empty(session, "sdpa.logsumexp", [e.b, e.h, e.s], Dtype::Fp32);
+    session.add_flops(e.flops());
+    op.save_result(&lse);
+    op.save_result(&out);
+    op.save_result(&seed);
+    op.save_result(&offset);
+    op.finish(&[&out], move |call| {
+        let session = call.grad().session();
+        let (dq, dk, dv) = input_gradients(call, e);
+        drop(session.scratch(e.b * e.h * e.s * (e.d + 1) * 4, "sdpa_backward.cudnn_workspace"));
+        session.add_flops(e.flops() / 2 * 5);
+        vec![Some(dq), Some(dk), Some(dv)]
+    });
+    crate::release!(lse, offset, seed, bias);
+    out
+}
+
+/// Keys or values repeated for each query head, as `repeat_interleave` copies them.
+fn repeat_heads(tensor: &Tensor, heads: u64) -> Tensor {
+    let [b, hk, s, d] = [tensor.size(0), tensor.size(1), tensor.size(2), tensor.size(3)];
+    if hk == heads {
+        return tensor.clone();
+    }
+    let wide = tensor.unsqueeze(2).expand([b, hk, heads / hk, s, d]).copy_contiguous();
+    wide.view([b, heads, s, d])
+}
+
+fn math(query: &Tensor, key: &Tensor, value: &Tensor, attention: Attention<'_>) -> Tensor {
+    let session = query.session();
+    let origin = query.dtype();
+    let compute = if query.is_half() { Dtype::Fp32 } else { origin };
+    let query = query.to(compute);
+    let key = key.to(compute);
+    let value = value.to(compute);
+    let [heads, length] = [query.size(1), query.size(2)];
+    let scaled = query.mul_scalar();
+    let bias = match attention.mask {
+        Some(mask) => boolean_bias(mask, compute),
+        None => {
+            let ones = Tensor::empty(session, "sdpa.ones", [length, length], Dtype::Bool);
+            let causal = Tensor::empty(session, "sdpa.causal", [length, length], Dtype::Bool);
+            drop(ones);
+            boolean_bias(&causal, compute)
+        }
+    };
+    let keys = repeat_heads(&key, heads);
+    let values = repeat_heads(&value, heads);
+    let transposed = keys.transpose(2, 3).mul_scalar();
+    let scores = scaled.matmul(&transposed);
+    drop(transposed);
+    let scores = scores.add_mask_in_place();
+    let weights = scores.safe_softmax();
+    drop(scores);
+    let weights = if attention.dropout > 0.0 { weights.dropout(attention.dropout) } else { weights };
+    let unused = weights.to(origin);
+    let out = weights.matmul(&values);
+    let result = out.to(origin);
+    crate::release!(out, unused, weights, values, keys, scaled, bias, value, key, query);
+    result
+}
+
+impl Tensor {
+    /// `self += mask` for a mask without a gradient: no memory.
+    fn add_mask_in_place(&self) -> Self {
+        let op = Op::new(self.session(), &[self]);
+        let out = self.view_as(self.shape(), self.strides(), self.offset());
+        op.finish(&[&out], |call| vec![Some(call.grad().clone())]);
+        out
+    }
+
+    /// Softmax over the last dimension that gives zeros for rows that are masked whole.
+    fn safe_softmax(&self) -> Self {
+        let session = self.session();
+        let op = Op::new(session, &[self]);
+        let out = Self::empty(session, "softmax", self.shape(), self.dtype());
+        let masked = Self::empty(session, "softmax.masked", self.shape(), Dtype::Bool);
+        let rows = Self::empty(session, "softmax.masked_rows", self.shape_with_last(1), Dtype::Bool);
+        let zero = self.scalar("softmax.zero", self.dtype());
+        crate::release!(zero, rows, masked);
+        op.save_result(&out);
+        op.finish(&[&out], |call| {
+            let grad = call.grad();
+            let gradient = Self::empty(grad.session(), "softmax_backward", grad.shape(), grad.dtype());
+            drop(pointwise("softmax_backward.product", &[grad, call.saved(0)], grad.dtype()));
+            vec![Some(gradient)]
+        });
+        out
+    }
+}

@@ -1,0 +1,12 @@
+//! The operators: each knows its result, its temporaries, what it saves, its backward and its FLOPs.
+
+pub(crate) mod attention;
+mod elementwise;
+pub(crate) use elementwise::Floating;
+mod embedding;
+pub(crate) mod join;
+mod loss;
+mod norm;
+mod product;
+mod reduce;
+mod view;

@@ -1,0 +1,387 @@
+//! A run: the tape that is written, and the modes that operators obey.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use ledger::{
+    Bytes, Category, Device, DeviceId, Dtype, Event, Label, LabelId, Layout, Mark, Name, Object, ObjectId,
+    Phase, Pool, Stream, Tape, Unit,
+};
+use rustc_hash::FxHashMap;
+
+use crate::checkpoint::SavedHook;
+use crate::dims::Dims;
+use crate::hardware::{Hardware, Profile};
+use crate::ops::Floating;
+use crate::tensor::{Storage, Tensor};
+
+/// Where floating-point operations are booked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlopCount {
+    /// Of the forward pass.
+    pub forward: u64,
+    /// Of the backward pass, without recomputation.
+    pub backward: u64,
+    /// Of the forward pass run again inside backward.
+    pub recompute: u64,
+    /// Of the optimizer.
+    pub update: u64,
+}
+
+/// A module path, collapsed and in full: `model.layers.*.mlp` and `model.layers.7.mlp`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Scope {
+    kind: Name,
+    path: Name,
+}
+
+/// An autocast region: its dtype and the weights cast so far.
+struct Autocast {
+    dtype: Dtype,
+    cache: Vec<(Tensor, Tensor)>,
+}
+
+/// One run of eager steps on shapes.
+///
+/// Single-threaded: tensors hold the session, and the free of a storage is written to the tape when
+/// its last holder goes.
+pub struct Session {
+    /// The card.
+    pub hardware: Hardware,
+    /// The release of torch.
+    pub profile: Profile,
+    tape: RefCell<Tape>,
+    scope: Cell<Scope>,
+    labels: RefCell<FxHashMap<(Scope, &'static str, Category), LabelId>>,
+    category: Cell<Category>,
+    flops: Cell<FlopCount>,
+    grad_enabled: Cell<bool>,
+    sequence: Cell<u64>,
+    autocast: RefCell<Option<Autocast>>,
+    kept_workspace: RefCell<Option<Rc<Storage>>>,
+    pub(crate) hooks: RefCell<Vec<SavedHook>>,
+    pub(crate) stopped: Cell<bool>,
+    pub(crate) recomputing: Cell<bool>,
+    in_backward: Cell<bool>,
+}
+
+impl Session {
+    /// A session on one GPU with nothing allocated.
+    pub fn new(device: Device, hardware: Hardware, profile: Profile) -> Rc<Self> {
+        let mut tape = Tape::new(Unit::Requested, vec![device]);
+        let root = tape.intern("");
+        Rc::new(Self {
+            hardware,
+            profile,
+            tape: RefCell::new(tape),
+            scope: Cell::new(Scope { kind: root, path: root }),
+            labels: RefCell::default(),
+            category: Cell::new(Category::Activation),
+            flops: Cell::default(),
+            grad_enabled: Cell::new(true),
+            sequence: Cell::new(0),
+            autocast: RefCell::new(None),
+            kept_workspace: RefCell::new(None),
+            hooks: RefCell::default(),
+            stopped: Cell::new(false),
+            recomputing: Cell::new(false),
+            in_backward: Cell::new(false),
+        })
+    }
+
+    /// The tape written so far; the session goes on with an empty one of no use.
+    pub fn take_tape(&self) -> Tape {
+        self.tape.replace(Tape::new(Unit::Requested, Vec::new()))
+    }
+
+    /// Begins a phase.
+    pub fn mark(&self, step: u32, micro_batch: Option<u32>, phase: Phase) {
+        self.category.set(match phase {
+            Phase::LOAD | Phase::FORWARD => Category::Activation,
+            _ => Category::Temporary,
+        });
+        self.tape.borrow_mut().mark(Mark { step, micro_batch, phase, text: None });
+    }
+
+    /// Floating-point operations since the session began.
+    pub fn flops(&self) -> FlopCount {
+        self.flops.get()
+    }
+
+    pub(crate) fn add_flops(&self, count: u64) {
+        if self.stopped.get() {
+            return;
+        }
+        let mut flops = self.flops.get();
+        let account = if self.recomputing.get() {
+            &mut flops.recompute
+        } else if self.in_backward.get() {
+            &mut flops.backward
+        } else if self.category.get() == Category::Activation {
+            &mut flops.forward
+        } else {
+            &mut flops.update
+        };
+        *account += count;
+        self.flops.set(flops);
+    }
+
+    /// Runs `f` inside the module `name` of the current one; a number becomes `*` in kinds.
+    pub fn scoped<R>(&self, name: &str, f: impl FnOnce() -> R) -> R {
+        let outer = self.scope.get();
+        self.scope.set(self.child(outer, name));
+        let result = f();
+        self.scope.set(outer);
+        result
+    }
+
+    fn child(&self, outer: Scope, name: &str) -> Scope {
+        let mut tape = self.tape.borrow_mut();
+        let collapsed: String = name
+            .split('.')
+            .map(|part| if part.parse::<u32>().is_ok() { "*" } else { part })
+            .collect::<Vec<_>>()
+            .join(".");
+        let mut join = |outer: Name, name: &str| {
+            let outer = tape.name(outer);
+            let path = if outer.is_empty() { name.to_owned() } else { format!("{outer}.{name}") };
+            tape.intern(&path)
+        };
+        Scope { kind: join(outer.kind, &collapsed), path: join(outer.path, name) }
+    }
+
+    pub(crate) fn scope(&self) -> Scope {
+        self.scope.get()
+    }
+
+    pub(crate) fn in_scope<R>(&self, scope: Scope, f: impl FnOnce() -> R) -> R {
+        let outer = self.scope.replace(scope);
+        let result = f();
+        self.scope.set(outer);
+        result
+    }
+
+    /// Whether operators record a graph.
+    pub fn grad_enabled(&self) -> bool {
+        self.grad_enabled.get()
+    }
+
+    /// Runs `f` with or without recording a graph.
+    pub fn with_grad<R>(&self, enabled: bool, f: impl FnOnce() -> R) -> R {
+        let outer = self.grad_enabled.replace(enabled);
+        let result = f();
+        self.grad_enabled.set(outer);
+        result
+    }
+
+    pub(crate) fn with_category<R>(&self, category: Category, f: impl FnOnce() -> R) -> R {
+        let outer = self.category.replace(category);
+        let result = f();
+        self.category.set(outer);
+        result
+    }
+
+    pub(crate) fn backward_mode<R>(&self, f: impl FnOnce() -> R) -> R {
+        self.in_backward.set(true);
+        let result = self.with_category(Category::Temporary, || self.with_grad(false, f));
+        self.in_backward.set(false);
+        result
+    }
+
+    pub(crate) fn next_sequence(&self) -> u64 {
+        let next = self.sequence.get();
+        self.sequence.set(next + 1);
+        next
+    }
+
+    /// Runs `f` in an autocast region of `dtype`, whose cache of cast weights is dropped at its end.
+    /// `None` runs `f` as it is.
+    pub fn autocast<R>(&self, dtype: Option<Dtype>, f: impl FnOnce() -> R) -> R {
+        let Some(dtype) = dtype else { return f() };
+        let outer = self.autocast.replace(Some(Autocast { dtype, cache: Vec::new() }));
+        let result = f();
+        let inner = self.autocast.replace(outer);
+        drop(inner);
+        result
+    }
+
+    /// Runs `f` with autocast switched off, the cache of the region around it kept.
+    pub(crate) fn without_autocast<R>(&self, f: impl FnOnce() -> R) -> R {
+        let region = self.autocast.take();
+        let result = f();
+        self.autocast.replace(region);
+        result
+    }
+
+    /// The dtype of the autocast region, where there is one.
+    pub fn autocast_dtype(&self) -> Option<Dtype> {
+        self.autocast.borrow().as_ref().map(|region| region.dtype)
+    }
+
+    /// `tensor` as an operator of autocast's lower-precision list takes it: fp32 leaf parameters are
+    /// cast once a region, other floating-point tensors each time.
+    pub(crate) fn autocast_low(&self, tensor: &Tensor) -> Tensor {
+        let Some(dtype) = self.autocast_dtype() else { return tensor.clone() };
+        if !tensor.dtype().is_floating() || tensor.dtype() == dtype || tensor.dtype() == Dtype::Fp64 {
+            return tensor.clone();
+        }
+        let cacheable =
+            tensor.dtype() == Dtype::Fp32 && tensor.requires_grad() && tensor.is_leaf() && !tensor.is_view();
+        if cacheable {
+            let region = self.autocast.borrow();
+            let cache = region.iter().flat_map(|region| &region.cache);
+            if let Some((_, cast)) = cache.into_iter().find(|(weight, _)| weight.same(tensor)) {
+                return cast.clone();
+            }
+        }
+        let cast = if cacheable {
+            self.with_category(Category::Temporary, || tensor.to(dtype))
+        } else {
+            tensor.to(dtype)
+        };
+        if cacheable && let Some(region) = self.autocast.borrow_mut().as_mut() {
+            region.cache.push((tensor.clone(), cast.clone()));
+        }
+        cast
+    }
+
+    /// `tensor` as an operator of autocast's fp32 list takes it.
+    pub(crate) fn autocast_fp32(&self, tensor: &Tensor) -> Tensor {
+        let low = matches!(tensor.dtype(), Dtype::Fp16 | Dtype::Bf16);
+        if self.autocast_dtype().is_some() && low { tensor.to(Dtype::Fp32) } else { tensor.clone() }
+    }
+
+    fn label(&self, what: &'static str, category: Category) -> LabelId {
+        let scope = self.scope.get();
+        if let Some(label) = self.labels.borrow().get(&(scope, what, category)) {
+            return *label;
+        }
+        let mut tape = self.tape.borrow_mut();
+        let kind = tape.name(scope.kind);
+        let name = match (kind.is_empty(), what.is_empty()) {
+            (_, true) => kind.to_owned(),
+            (true, _) => what.to_owned(),
+            _ => format!("{kind}.{what}"),
+        };
+        let name = tape.intern(&name);
+        let owner = (!tape.name(scope.path).is_empty()).then_some(scope.path);
+        let label = tape.intern_label(Label { name, owner, category, saved: false });
+        self.labels.borrow_mut().insert((scope, what, category), label);
+        label
+    }
+
+    /// A storage of `bytes`, named `what` in the current module. Nothing is written where it is
+    /// empty or the recomputation has already got all it wants.
+    pub(crate) fn storage(
+        self: &Rc<Self>,
+        bytes: u64,
+        what: &'static str,
+        category: Category,
+        layout: Option<(Dtype, Dims)>,
+    ) -> Rc<Storage> {
+        if bytes == 0 || self.stopped.get() {
+            return Rc::new(Storage { session: None, object: ObjectId(0) });
+        }
+        let label = self.label(what, category);
+        self.write_storage(bytes, label, layout)
+    }
+
+    /// A storage named after another one.
+    pub(crate) fn companion(
+        self: &Rc<Self>,
+        of: Option<ObjectId>,
+        bytes: u64,
+        what: &str,
+        category: Category,
+        layout: (Dtype, Dims),
+    ) -> Rc<Storage> {
+        let Some(of) = of.filter(|_| bytes > 0) else {
+            return Rc::new(Storage { session: None, object: ObjectId(0) });
+        };
+        let label = {
+            let mut tape = self.tape.borrow_mut();
+            let of = tape.label(tape.object(of).label);
+            let name = format!("{}.{what}", tape.name(of.name));
+            let name = tape.intern(&name);
+            tape.intern_label(Label { name, category, saved: false, ..of })
+        };
+        self.write_storage(bytes, label, Some(layout))
+    }
+
+    fn write_storage(
+        self: &Rc<Self>,
+        bytes: u64,
+        label: LabelId,
+        layout: Option<(Dtype, Dims)>,
+    ) -> Rc<Storage> {
+        let mut tape = self.tape.borrow_mut();
+        let layout =
+            layout.map(|(dtype, shape)| tape.intern_layout(&Layout { dtype, shape: (*shape).into() }));
+        let object = tape.new_object(Object { label, layout }).expect("a run makes fewer than 2^32 objects");
+        tape.push(Event::Alloc {
+            object,
+            bytes: Bytes::new(bytes),
+            device: DeviceId(0),
+            stream: Stream(0),
+            pool: Pool(0),
+        });
+        Rc::new(Storage { session: Some(Rc::clone(self)), object })
+    }
+
+    /// The category of what operators make now.
+    pub(crate) fn current_category(&self) -> Category {
+        self.category.get()
+    }
+
+    /// Scratch memory of a kernel: allocated here, freed when the handle goes.
+    pub(crate) fn scratch(self: &Rc<Self>, bytes: u64, what: &'static str) -> Rc<Storage> {
+        self.storage(bytes, what, Category::Workspace, None)
+    }
+
+    /// The workspace around a cuBLAS product.
+    pub(crate) fn product_workspace(self: &Rc<Self>, fused_bias: bool) {
+        if fused_bias {
+            drop(self.scratch(self.profile.cublaslt_workspace, "cublaslt_workspace"));
+            return;
+        }
+        if self.profile.cublas_workspace_kept {
+            if self.kept_workspace.borrow().is_none() {
+                let workspace = self.scratch(self.hardware.cublas_workspace(), "cublas_workspace");
+                self.kept_workspace.replace(Some(workspace));
+            }
+        } else {
+            drop(self.scratch(self.hardware.cublas_workspace(), "cublas_workspace"));
+        }
+    }
+
+    pub(crate) fn record_free(&self, object: ObjectId) {
+        self.tape.borrow_mut().push(Event::Free(object));
+    }
+
+    /// Notes that autograd keeps `object`.
+    pub(crate) fn note_saved(&self, object: ObjectId) {
+        let mut tape = self.tape.borrow_mut();
+        let id = tape.object(object).label;
+        let label = tape.label(id);
+        let kept_anyway =
+            matches!(label.category, Category::Parameter | Category::Buffer | Category::OptimizerState);
+        if !label.saved && !kept_anyway {
+            let saved = tape.intern_label(Label { saved: true, ..label });
+            tape.set_label(object, saved);
+        }
+    }
+
+    /// Gives `object` a new name and category, from here on.
+    pub(crate) fn relabel(&self, object: ObjectId, like: ObjectId, category: Category) {
+        let mut tape = self.tape.borrow_mut();
+        let id = tape.object(like).label;
+        let label = tape.label(id);
+        let label = tape.intern_label(Label { category, saved: false, ..label });
+        tape.push(Event::Relabel(object, label));
+    }
+
+    /// Lets go of what the session itself keeps, as at the end of the process.
+    pub fn release(&self) {
+        self.kept_workspace.replace(None);
+    }
+}

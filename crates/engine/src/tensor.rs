@@ -1,0 +1,284 @@
+//! Tensors without data: a shape, a dtype, a storage, and perhaps a gradient function.
+
+use std::cell::RefCell;
+use std::rc::{Rc, Weak};
+
+use ledger::{Category, Dtype, ObjectId};
+
+use crate::dims::Dims;
+use crate::graph::{Edge, Node};
+use crate::session::Session;
+
+/// Memory of the device. The free is written to the tape when the last holder goes.
+pub(crate) struct Storage {
+    /// None where nothing was allocated: an empty tensor, or one made after a recomputation stopped.
+    pub(crate) session: Option<Rc<Session>>,
+    pub(crate) object: ObjectId,
+}
+
+impl Drop for Storage {
+    fn drop(&mut self) {
+        if let Some(session) = &self.session {
+            session.record_free(self.object);
+        }
+    }
+}
+
+/// What autograd knows of a tensor.
+#[derive(Default)]
+struct Autograd {
+    requires_grad: bool,
+    function: Option<Edge>,
+    accumulator: Weak<Node>,
+    grad: Option<Tensor>,
+}
+
+struct Inner {
+    session: Rc<Session>,
+    autograd: RefCell<Autograd>,
+    storage: Rc<Storage>,
+    base: Option<Tensor>,
+    shape: Dims,
+    strides: Dims,
+    offset: u64,
+    dtype: Dtype,
+}
+
+/// A handle on a tensor: cloning it is what assigning a name is in Python.
+#[derive(Clone)]
+pub struct Tensor(Rc<Inner>);
+
+impl Tensor {
+    /// A contiguous tensor, named `what` in the current module.
+    pub fn empty(session: &Rc<Session>, what: &'static str, shape: impl Into<Dims>, dtype: Dtype) -> Self {
+        let shape = shape.into();
+        Self::strided(session, what, shape, shape.contiguous_strides(), dtype)
+    }
+
+    /// A dense tensor with the given strides.
+    pub(crate) fn strided(
+        session: &Rc<Session>,
+        what: &'static str,
+        shape: Dims,
+        strides: Dims,
+        dtype: Dtype,
+    ) -> Self {
+        Self::allocate(session, what, session.current_category(), shape, strides, dtype)
+    }
+
+    /// A contiguous tensor of a given category.
+    pub fn of_category(
+        session: &Rc<Session>,
+        what: &'static str,
+        category: Category,
+        shape: impl Into<Dims>,
+        dtype: Dtype,
+    ) -> Self {
+        let shape = shape.into();
+        Self::allocate(session, what, category, shape, shape.contiguous_strides(), dtype)
+    }
+
+    /// A contiguous tensor that belongs to this one: named after it, owned by its module.
+    pub fn companion(&self, what: &str, category: Category, shape: &[u64], dtype: Dtype) -> Self {
+        let shape = Dims::new(shape);
+        let session = self.session();
+        let storage =
+            session.companion(self.object(), shape.numel() * dtype.size(), what, category, (dtype, shape));
+        Self::from_parts(session, storage, None, shape, shape.contiguous_strides(), 0, dtype)
+    }
+
+    pub(crate) fn allocate(
+        session: &Rc<Session>,
+        what: &'static str,
+        category: Category,
+        shape: Dims,
+        strides: Dims,
+        dtype: Dtype,
+    ) -> Self {
+        let bytes = shape.numel() * dtype.size();
+        let storage = session.storage(bytes, what, category, Some((dtype, shape)));
+        Self::from_parts(session, storage, None, shape, strides, 0, dtype)
+    }
+
+    fn from_parts(
+        session: &Rc<Session>,
+        storage: Rc<Storage>,
+        base: Option<Self>,
+        shape: Dims,
+        strides: Dims,
+        offset: u64,
+        dtype: Dtype,
+    ) -> Self {
+        Self(Rc::new(Inner {
+            session: Rc::clone(session),
+            autograd: RefCell::default(),
+            storage,
+            base,
+            shape,
+            strides,
+            offset,
+            dtype,
+        }))
+    }
+
+    /// A dense tensor laid out like this one, or contiguous where this one is not dense.
+    pub(crate) fn empty_like(&self, what: &'static str, dtype: Dtype) -> Self {
+        let strides = if self.shape().is_dense(&self.strides()) {
+            self.strides()
+        } else {
+            let order = crate::dims::iteration_order(&self.shape(), &[self.strides()], None);
+            self.shape().strides_in_order(&order)
+        };
+        Self::strided(self.session(), what, self.shape(), strides, dtype)
+    }
+
+    /// A view on the same storage; its root base stays alive with it, as PyTorch keeps it.
+    pub(crate) fn view_as(&self, shape: Dims, strides: Dims, offset: u64) -> Self {
+        let base = self.0.base.clone().unwrap_or_else(|| self.clone());
+        Self::from_parts(
+            self.session(),
+            Rc::clone(&self.0.storage),
+            Some(base),
+            shape,
+            strides,
+            offset,
+            self.dtype(),
+        )
+    }
+
+    /// A tensor on the same storage without history and without a base.
+    pub fn detach(&self) -> Self {
+        Self::from_parts(
+            self.session(),
+            Rc::clone(&self.0.storage),
+            None,
+            self.shape(),
+            self.strides(),
+            self.0.offset,
+            self.dtype(),
+        )
+    }
+
+    /// The session this tensor lives in.
+    pub fn session(&self) -> &Rc<Session> {
+        &self.0.session
+    }
+
+    /// The extents, outermost first.
+    pub fn shape(&self) -> Dims {
+        self.0.shape
+    }
+
+    /// The extent of `dim`; negative counts from the last.
+    pub fn size(&self, dim: isize) -> u64 {
+        self.0.shape[self.dim(dim)]
+    }
+
+    /// The index of `dim`; negative counts from the last.
+    pub(crate) fn dim(&self, dim: isize) -> usize {
+        dim.checked_rem_euclid(self.0.shape.len() as isize).unwrap_or(0) as usize
+    }
+
+    pub(crate) fn strides(&self) -> Dims {
+        self.0.strides
+    }
+
+    pub(crate) fn offset(&self) -> u64 {
+        self.0.offset
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> Dtype {
+        self.0.dtype
+    }
+
+    /// The number of elements.
+    pub fn numel(&self) -> u64 {
+        self.0.shape.numel()
+    }
+
+    /// Bytes of the elements.
+    pub fn nbytes(&self) -> u64 {
+        self.numel() * self.dtype().size()
+    }
+
+    /// Whether the elements lie in row-major order.
+    pub fn is_contiguous(&self) -> bool {
+        self.0.shape.is_contiguous(&self.0.strides)
+    }
+
+    pub(crate) fn is_dense(&self) -> bool {
+        self.0.shape.is_dense(&self.0.strides)
+    }
+
+    pub(crate) fn is_view(&self) -> bool {
+        self.0.base.is_some()
+    }
+
+    /// Whether both are handles on one tensor.
+    pub fn same(&self, other: &Self) -> bool {
+        Rc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// The object of the tape behind this tensor; none where nothing was allocated.
+    pub(crate) fn object(&self) -> Option<ObjectId> {
+        self.0.storage.session.as_ref().map(|_| self.0.storage.object)
+    }
+
+    /// Handles on this tensor.
+    pub(crate) fn handles(&self) -> usize {
+        Rc::strong_count(&self.0)
+    }
+
+    /// Whether this handle is the only one, on a storage that nothing else holds.
+    pub(crate) fn is_sole_owner(&self) -> bool {
+        self.handles() == 1 && Rc::strong_count(&self.0.storage) == 1
+    }
+
+    /// Whether a gradient flows through this tensor.
+    pub fn requires_grad(&self) -> bool {
+        let autograd = self.0.autograd.borrow();
+        autograd.requires_grad || autograd.function.is_some()
+    }
+
+    /// Makes this a leaf that wants a gradient.
+    pub fn set_requires_grad(&self) {
+        self.0.autograd.borrow_mut().requires_grad = true;
+    }
+
+    pub(crate) fn is_leaf(&self) -> bool {
+        self.0.autograd.borrow().function.is_none()
+    }
+
+    pub(crate) fn set_function(&self, edge: Edge) {
+        self.0.autograd.borrow_mut().function = Some(edge);
+    }
+
+    /// Where the gradient of this tensor goes: its function, or the accumulator of a leaf.
+    pub(crate) fn gradient_edge(&self) -> Option<Edge> {
+        let mut autograd = self.0.autograd.borrow_mut();
+        if let Some(edge) = &autograd.function {
+            return Some(edge.clone());
+        }
+        if !autograd.requires_grad {
+            return None;
+        }
+        let node = autograd.accumulator.upgrade().unwrap_or_else(|| {
+            let node = Rc::new(Node::accumulate(self.clone()));
+            autograd.accumulator = Rc::downgrade(&node);
+            node
+        });
+        Some(Edge { node, input: 0 })
+    }
+
+    /// The accumulated gradient of a leaf.
+    pub fn grad(&self) -> Option<Self> {
+        self.0.autograd.borrow().grad.clone()
+    }
+
+    /// Replaces the accumulated gradient.
+    pub fn set_grad(&self, grad: Option<Self>) {
+        let old = std::mem::replace(&mut self.0.autograd.borrow_mut().grad, grad);
+        drop(old);
+    }
+}

@@ -1,0 +1,251 @@
+//! GPT-2, as `GPT2LMHeadModel` of transformers runs it.
+
+use std::rc::Rc;
+
+use engine::{Session, Tensor, checkpoint, release};
+use ledger::{Category, Dtype};
+
+use crate::causal_lm::{AttentionSetup, causal_lm_loss, causal_mask, position_ids};
+use crate::network::{Built, Network, Pass};
+use crate::nn::{Activation, Builder, Conv1d, Embedding, LayerNorm, Linear};
+use crate::setup::{Checkpoint, Setup};
+
+/// The extents of a GPT-2.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Gpt2Config {
+    pub(crate) vocab: u64,
+    pub(crate) hidden: u64,
+    pub(crate) inner: u64,
+    pub(crate) layers: u64,
+    pub(crate) heads: u64,
+    pub(crate) positions: u64,
+    pub(crate) resid_dropout: f64,
+    pub(crate) embd_dropout: f64,
+    pub(crate) attn_dropout: f64,
+    pub(crate) tied: bool,
+    pub(crate) use_cache: bool,
+    pub(crate) activation: Activation,
+}
+
+struct Attention {
+    c_attn: Conv1d,
+    c_proj: Conv1d,
+    hidden: u64,
+    heads: u64,
+    attention: AttentionSetup,
+    resid_dropout: f64,
+}
+
+impl Attention {
+    fn forward(&self, hidden: &Tensor, mask: Option<&Tensor>) -> (Tensor, Option<Tensor>) {
+        hidden.session().scoped("attn", || {
+            let [b, s] = [hidden.size(0), hidden.size(1)];
+            let parts = self.c_attn.forward(hidden).split(2, self.hidden);
+            let heads = |x: &Tensor| x.view([b, s, self.heads, self.hidden / self.heads]).transpose(1, 2);
+            let key = heads(&parts[1]);
+            let value = heads(&parts[2]);
+            let query = heads(&parts[0]);
+            release!(parts);
+            let (out, weights) = if self.attention.eager {
+                let (out, weights) = self.eager(&query, &key, &value, mask);
+                (out, Some(weights))
+            } else {
+                (self.attention.sdpa(&query, &key, &value), None)
+            };
+            let mut out = out.reshape([b, s, self.hidden]).contiguous();
+            out = self.c_proj.forward(&out);
+            out = out.dropout(self.resid_dropout);
+            release!(query, key, value);
+            (out, weights)
+        })
+    }
+
+    fn eager(&self, query: &Tensor, key: &Tensor, value: &Tensor, mask: Option<&Tensor>) -> (Tensor, Tensor) {
+        let scores = query.matmul(&key.transpose(-1, -2));
+        let mut weights = scores.mul_scalar();
+        release!(scores);
+        if let Some(mask) = mask {
+            weights = weights.add(mask);
+        }
+        weights = weights.softmax(None);
+        weights = weights.to(value.dtype());
+        weights = weights.dropout(self.attention.dropout);
+        let out = weights.matmul(value);
+        (out.transpose(1, 2), weights)
+    }
+}
+
+struct Mlp {
+    c_fc: Conv1d,
+    c_proj: Conv1d,
+    activation: Activation,
+    dropout: f64,
+}
+
+impl Mlp {
+    fn forward(&self, hidden: &Tensor) -> Tensor {
+        let session = hidden.session();
+        session.scoped("mlp", || {
+            let mut hidden = self.c_fc.forward(hidden);
+            hidden = session.scoped("act", || self.activation.forward(&hidden));
+            hidden = self.c_proj.forward(&hidden);
+            hidden = hidden.dropout(self.dropout);
+            hidden
+        })
+    }
+}
+
+struct Block {
+    ln_1: LayerNorm,
+    attn: Attention,
+    ln_2: LayerNorm,
+    mlp: Mlp,
+}
+
+impl Block {
+    fn forward(&self, hidden: &Tensor, mask: Option<&Tensor>) -> Tensor {
+        let mut residual = hidden.clone();
+        let mut hidden = self.ln_1.forward(hidden);
+        let (attended, weights) = self.attn.forward(&hidden, mask);
+        hidden = attended.add(&residual);
+        residual = hidden.clone();
+        hidden = self.ln_2.forward(&hidden);
+        let forwarded = self.mlp.forward(&hidden);
+        hidden = residual.add(&forwarded);
+        release!(residual, attended, weights, forwarded);
+        hidden
+    }
+}
+
+struct Gpt2 {
+    config: Gpt2Config,
+    batch: u64,
+    checkpoint: bool,
+    keep_outputs: bool,
+    autocast: Option<Dtype>,
+    eager: bool,
+    wte: Embedding,
+    wpe: Embedding,
+    blocks: Vec<Rc<Block>>,
+    ln_f: LayerNorm,
+    lm_head: Linear,
+}
+
+impl Gpt2Config {
+    pub(crate) fn build(&self, session: &Rc<Session>, setup: &Setup, dtype: Dtype) -> Built {
+        let mut build = Builder::new(session, dtype);
+        let attention = setup.attention_setup(self.attn_dropout);
+        let (wte, wpe, blocks, ln_f) = build.module("transformer", |build| {
+            let wte = build.embedding("wte", self.vocab, self.hidden);
+            let wpe = build.embedding("wpe", self.positions, self.hidden);
+            let blocks = (0..self.layers)
+                .map(|layer| {
+                    build.module(&format!("h.{layer}"), |build| Rc::new(self.block(build, attention)))
+                })
+                .collect();
+            (wte, wpe, blocks, build.layer_norm("ln_f", self.hidden))
+        });
+        let lm_head = if self.tied {
+            Linear::tied("lm_head", &wte)
+        } else {
+            build.linear("lm_head", self.hidden, self.vocab, false)
+        };
+        let (parameters, buffers) = build.finish();
+        let network = Gpt2 {
+            config: self.clone(),
+            batch: setup.batch,
+            checkpoint: setup.checkpoint == Checkpoint::Full,
+            keep_outputs: setup.keep_outputs,
+            autocast: setup.autocast,
+            eager: attention.eager,
+            wte,
+            wpe,
+            blocks,
+            ln_f,
+            lm_head,
+        };
+        Built { network: Box::new(network), parameters, buffers }
+    }
+
+    fn block(&self, build: &mut Builder, attention: AttentionSetup) -> Block {
+        let hidden = self.hidden;
+        Block {
+            ln_1: build.layer_norm("ln_1", hidden),
+            attn: build.module("attn", |build| Attention {
+                c_attn: build.conv1d("c_attn", hidden, 3 * hidden),
+                c_proj: build.conv1d("c_proj", hidden, hidden),
+                hidden,
+                heads: self.heads,
+                attention,
+                resid_dropout: self.resid_dropout,
+            }),
+            ln_2: build.layer_norm("ln_2", hidden),
+            mlp: build.module("mlp", |build| Mlp {
+                c_fc: build.conv1d("c_fc", hidden, self.inner),
+                c_proj: build.conv1d("c_proj", self.inner, hidden),
+                activation: self.activation,
+                dropout: self.resid_dropout,
+            }),
+        }
+    }
+}
+
+impl Gpt2 {
+    /// `GPT2Model.forward`: the last hidden state.
+    fn model(&self, input_ids: &Tensor) -> Tensor {
+        let session = input_ids.session();
+        session.scoped("transformer", || {
+            let [batch, length] = [input_ids.size(0), input_ids.size(1)];
+            let input_ids = input_ids.view([batch, length]);
+            let embeddings = self.wte.forward(&input_ids);
+            let position_ids = position_ids(session, length);
+            let positions = self.wpe.forward(&position_ids);
+            let mut hidden = embeddings.add(&positions);
+            let dtype = embeddings.dtype();
+            let cache = self.config.use_cache && !self.checkpoint;
+            let mask = causal_mask(session, batch, length, dtype, self.eager, cache);
+            hidden = session.scoped("drop", || hidden.dropout(self.config.embd_dropout));
+            for (index, block) in self.blocks.iter().enumerate() {
+                hidden = session.scoped(&format!("h.{index}"), || {
+                    if !self.checkpoint {
+                        return block.forward(&hidden, mask.as_ref());
+                    }
+                    let block = Rc::clone(block);
+                    let mut args = vec![hidden.clone()];
+                    args.extend(mask.clone());
+                    let position_ids = position_ids.clone();
+                    checkpoint(args, move |args| {
+                        let _ = &position_ids;
+                        block.forward(&args[0], args.get(1))
+                    })
+                });
+            }
+            hidden = self.ln_f.forward(&hidden);
+            hidden = hidden.view(hidden.shape());
+            release!(position_ids, embeddings, positions, mask);
+            hidden
+        })
+    }
+}
+
+impl Network for Gpt2 {
+    fn input(&self, session: &Rc<Session>, seq: u64) -> Tensor {
+        Tensor::of_category(session, "input_ids", Category::Input, [self.batch, seq], Dtype::Int64)
+    }
+
+    fn forward(&self, input_ids: &Tensor, pass: &mut Pass) {
+        let session = Rc::clone(input_ids.session());
+        session.autocast(self.autocast, || {
+            let hidden = self.model(input_ids);
+            let logits = self.lm_head.forward(&hidden);
+            let loss = causal_lm_loss(&logits, input_ids);
+            release!(hidden);
+            if self.keep_outputs {
+                pass.rebind_output(logits);
+            } else {
+                release!(logits);
+            }
+            pass.rebind_loss(loss);
+        });
+    }
+}

@@ -1,0 +1,90 @@
+//! The plain MLP: L layers of Linear without bias and ReLU, all of one width.
+
+use std::rc::Rc;
+
+use engine::{Session, Tensor, checkpoint};
+use ledger::{Category, Dtype};
+
+use crate::network::{Built, Network, Pass};
+use crate::nn::{Activation, Builder, Linear};
+use crate::setup::{Checkpoint, MlpLoss, Setup};
+
+/// An MLP: `layers` of `width`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MlpConfig {
+    pub(crate) layers: u64,
+    pub(crate) width: u64,
+}
+
+struct Mlp {
+    config: MlpConfig,
+    batch: u64,
+    dtype: Dtype,
+    loss: MlpLoss,
+    checkpoint: bool,
+    keep_outputs: bool,
+    layers: Vec<Rc<Linear>>,
+}
+
+impl MlpConfig {
+    pub(crate) fn build(self, session: &Rc<Session>, setup: &Setup, dtype: Dtype) -> Built {
+        let mut build = Builder::new(session, dtype);
+        let layers = (0..self.layers)
+            .map(|layer| {
+                build.module(&format!("layers.{layer}"), |build| {
+                    Rc::new(build.linear("linear", self.width, self.width, false))
+                })
+            })
+            .collect();
+        let (parameters, buffers) = build.finish();
+        let network = Mlp {
+            config: self,
+            batch: setup.batch,
+            dtype,
+            loss: setup.mlp_loss,
+            checkpoint: setup.checkpoint == Checkpoint::Full,
+            keep_outputs: setup.keep_outputs,
+            layers,
+        };
+        Built { network: Box::new(network), parameters, buffers }
+    }
+}
+
+impl Network for Mlp {
+    fn input(&self, session: &Rc<Session>, _seq: u64) -> Tensor {
+        Tensor::of_category(session, "x", Category::Input, [self.batch, self.config.width], self.dtype)
+    }
+
+    fn forward(&self, x: &Tensor, pass: &mut Pass) {
+        let session = Rc::clone(x.session());
+        let mut hidden = x.clone();
+        for (index, layer) in self.layers.iter().enumerate() {
+            hidden = session.scoped(&format!("layers.{index}"), || {
+                let layer = Rc::clone(layer);
+                let block = move |x: &Tensor| {
+                    let product = layer.forward(x);
+                    Activation::Relu.forward(&product)
+                };
+                if self.checkpoint {
+                    checkpoint(vec![hidden.clone()], move |args| block(&args[0]))
+                } else {
+                    block(&hidden)
+                }
+            });
+        }
+        pass.rebind_output(hidden.clone());
+        let out = hidden;
+        let loss = session.scoped("loss", || match self.loss {
+            MlpLoss::MeanSquare => {
+                let squares = out.pow_scalar();
+                squares.mean_all()
+            }
+            MlpLoss::Sum => out.sum_all(),
+        });
+        pass.rebind_loss(loss);
+        drop(out);
+        if !self.keep_outputs {
+            pass.drop_output();
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! What the training loop asks of an architecture.
+
+use std::rc::Rc;
+
+use engine::{Session, Tensor};
+
+/// The names that a plain training script keeps bound from one micro-batch to the next.
+#[derive(Default)]
+pub(crate) struct Pass {
+    output: Option<Tensor>,
+    loss: Option<Tensor>,
+}
+
+impl Pass {
+    /// `out = …`: the previous output dies once the new one is there.
+    pub(crate) fn rebind_output(&mut self, output: Tensor) {
+        self.output = Some(output);
+    }
+
+    /// `del out`.
+    pub(crate) fn drop_output(&mut self) {
+        self.output = None;
+    }
+
+    /// `loss = …`: the previous loss and its graph die once the new one is there.
+    pub(crate) fn rebind_loss(&mut self, loss: Tensor) {
+        self.loss = Some(loss);
+    }
+
+    /// The loss of the last forward pass.
+    pub(crate) fn loss(&self) -> Option<&Tensor> {
+        self.loss.as_ref()
+    }
+}
+
+/// A model on the device.
+pub(crate) trait Network {
+    /// The batch of one micro-batch, brought to the device.
+    fn input(&self, session: &Rc<Session>, seq: u64) -> Tensor;
+
+    /// The forward pass and the loss, bound to the names of the script.
+    fn forward(&self, input: &Tensor, pass: &mut Pass);
+}
+
+/// A model built on the device, with its parameters in the order of `model.parameters()`.
+pub(crate) struct Built {
+    pub(crate) network: Box<dyn Network>,
+    pub(crate) parameters: Vec<Tensor>,
+    pub(crate) buffers: Vec<Tensor>,
+}

@@ -1,0 +1,104 @@
+//! The training loop: load, then steps of forward, backward and update.
+
+use std::rc::Rc;
+
+use engine::{Hardware, Profile, Session, backward};
+use ledger::{Device, DeviceKind, Phase};
+
+use crate::gpus::Gpu;
+use crate::network::{Built, Pass};
+use crate::optim::{Optimizer, default_implementation};
+use crate::run::{Flops, Parameters, Run};
+use crate::setup::{Setup, Torch, ZeroGrad};
+
+/// A session on `gpu` under the release of torch that `setup` names.
+pub(crate) fn session(gpu: &Gpu, setup: &Setup) -> Rc<Session> {
+    let device = Device {
+        name: gpu.name.to_owned(),
+        kind: DeviceKind::Gpu,
+        capacity: Some(gpu.capacity),
+        context: None,
+    };
+    let profile = match setup.torch {
+        Torch::V2_6 => Profile::TORCH_2_6,
+        Torch::V2_11 => Profile::TORCH_2_11,
+        Torch::V2_15 => Profile::TORCH_2_15,
+    };
+    Session::new(device, hardware(gpu), profile)
+}
+
+/// What operators ask of `gpu`. Resident threads of a multiprocessor go by compute capability (CUDA C++
+/// programming guide, technical specifications).
+pub(crate) fn hardware(gpu: &Gpu) -> Hardware {
+    let threads = match gpu.compute_capability {
+        (7, 5) => 1024,
+        (8, 6 | 7 | 9) | (12, _) => 1536,
+        _ => 2048,
+    };
+    Hardware {
+        compute_capability: gpu.compute_capability,
+        multiprocessors: u64::from(gpu.multiprocessors),
+        threads_per_multiprocessor: threads,
+    }
+}
+
+/// Runs the steps of `setup` on the model that `build` puts on the device.
+pub(crate) fn train(
+    session: &Rc<Session>,
+    setup: &Setup,
+    build: impl FnOnce() -> Built,
+    assumptions: Vec<String>,
+) -> Run {
+    session.mark(0, None, Phase::LOAD);
+    let model = session.with_grad(false, build);
+    let parameters = Parameters {
+        total: model.parameters.iter().map(engine::Tensor::numel).sum(),
+        trainable: model.parameters.iter().map(engine::Tensor::numel).sum(),
+        bytes: model.parameters.iter().map(engine::Tensor::nbytes).sum(),
+    };
+    let implementation = setup.optimizer_impl.unwrap_or(default_implementation(setup.optimizer));
+    let mut optimizer =
+        Optimizer::new(setup.optimizer, implementation, setup.momentum, model.parameters.clone());
+    let mut pass = Pass::default();
+    let mut input = None;
+    for step in 1..=setup.steps {
+        let seq = setup.seq_of_step(step);
+        for micro_batch in 1..=setup.accumulate {
+            session.mark(step, Some(micro_batch), Phase::FORWARD);
+            let batch = model.network.input(session, seq);
+            input = Some(batch.clone());
+            model.network.forward(&batch, &mut pass);
+            drop(batch);
+            session.mark(step, Some(micro_batch), Phase::BACKWARD);
+            if let Some(loss) = pass.loss() {
+                if setup.accumulate > 1 {
+                    let scaled = loss.div_scalar();
+                    backward(&scaled);
+                } else {
+                    backward(loss);
+                }
+            }
+        }
+        session.mark(step, None, Phase::UPDATE);
+        session.with_grad(false, || {
+            if setup.clip_grad_norm.is_some() {
+                optimizer.clip_grad_norm();
+            }
+            optimizer.step();
+            if setup.zero_grad == ZeroGrad::SetToNone {
+                optimizer.zero_grad();
+            }
+        });
+    }
+    let counted = session.flops();
+    let steps = u64::from(setup.steps.max(1));
+    let tape = session.take_tape();
+    drop(input);
+    let flops = Flops {
+        forward: counted.forward / steps,
+        backward: counted.backward / steps,
+        recompute: counted.recompute / steps,
+        update: counted.update / steps,
+    };
+    Run { tape, parameters, flops, assumptions }
+}

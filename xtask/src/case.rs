@@ -1,0 +1,208 @@
+//! Recorded cases: a model, a setup and what a real run left behind.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use ledger::{Bytes, Dtype};
+use models::{GPUS, Gpu, Model, Setup};
+use serde::Deserialize;
+use serde_json::Value;
+
+/// One line of a `cases.jsonl`.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Case {
+    /// Its name.
+    pub id: String,
+    model: CaseModel,
+    /// How it was trained.
+    pub setup: CaseSetup,
+    /// What was recorded.
+    pub truth: Truth,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct CaseModel {
+    class: String,
+    config: Value,
+}
+
+/// The setup of a case.
+#[derive(Clone, Debug, Deserialize)]
+pub struct CaseSetup {
+    gpu: String,
+    /// All memory of the device.
+    pub capacity_bytes: u64,
+    batch: u64,
+    seq: Option<u64>,
+    seqs: Option<Vec<u64>>,
+    dtype: String,
+    /// The dtype of the autocast region.
+    pub autocast: Option<String>,
+    attention: String,
+    sdpa_kernel: String,
+    checkpoint: String,
+    optimizer: String,
+    optimizer_impl: Option<String>,
+    momentum: Option<f64>,
+    accumulate: u32,
+    zero_grad: String,
+    clip_grad_norm: Option<f64>,
+    steps: u32,
+    /// `PYTORCH_CUDA_ALLOC_CONF`.
+    pub alloc_conf: String,
+    parallel: Option<Value>,
+    lora: Option<Value>,
+    leak: Option<Value>,
+    #[serde(default)]
+    keep_outputs: bool,
+}
+
+/// What was recorded of a case, in bytes.
+#[derive(Clone, Debug, Deserialize)]
+#[allow(missing_docs, reason = "the fields are those of the recorded file")]
+pub struct Truth {
+    pub peak_requested_bytes: u64,
+    pub peak_allocated_bytes: u64,
+    pub peak_reserved_bytes: u64,
+    pub peak_step: u32,
+    pub peak_phase: String,
+    pub context_bytes: u64,
+    pub num_ooms: u64,
+    pub num_alloc_retries: u64,
+    pub oom: Option<TruthOom>,
+    pub phases: Vec<TruthPhase>,
+}
+
+/// Where a recorded run failed.
+#[derive(Clone, Debug, Deserialize)]
+#[allow(missing_docs, reason = "the fields are those of the recorded file")]
+pub struct TruthOom {
+    pub step: u32,
+    pub phase: String,
+    pub message: String,
+}
+
+/// What was recorded of a phase.
+#[derive(Clone, Debug, Deserialize)]
+#[allow(missing_docs, reason = "the fields are those of the recorded file")]
+pub struct TruthPhase {
+    pub step: u32,
+    pub micro_batch: Option<u32>,
+    pub phase: String,
+    pub peak_requested_bytes: u64,
+    pub peak_allocated_bytes: u64,
+    pub peak_reserved_bytes: u64,
+    pub end_requested_bytes: u64,
+    pub end_allocated_bytes: u64,
+    pub end_reserved_bytes: u64,
+    pub end_requested_by_owner: Option<TruthOwners>,
+}
+
+/// Requested bytes at a phase's end by owner.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are those of the recorded file")]
+pub struct TruthOwners {
+    pub parameter: u64,
+    pub buffer: u64,
+    pub gradient: u64,
+    pub optimizer_state: u64,
+}
+
+impl Case {
+    /// Reads the cases at `path`, a JSON object a line.
+    pub fn read_all(path: &Path) -> Result<Vec<Self>> {
+        let text = fs::read_to_string(path).with_context(|| format!("failed to read `{}`", path.display()))?;
+        text.lines()
+            .enumerate()
+            .filter(|(_, line)| !line.trim().is_empty())
+            .map(|(index, line)| {
+                serde_json::from_str(line).with_context(|| format!("line {} of `{}`", index + 1, path.display()))
+            })
+            .collect()
+    }
+
+    /// Whether the planner can be asked: a family it knows on one device, without adapters or a
+    /// planted leak.
+    pub fn is_plannable(&self) -> bool {
+        let known = Model::families().contains(&self.family());
+        let plain = [&self.setup.parallel, &self.setup.lora, &self.setup.leak]
+            .iter()
+            .all(|value| value.as_ref().is_none_or(Value::is_null));
+        known && plain
+    }
+
+    /// The `model_type` of the case's config.
+    pub fn family(&self) -> &str {
+        if self.model.class == "mlp" {
+            return "mlp";
+        }
+        self.model.config["model_type"].as_str().unwrap_or("")
+    }
+
+    /// The model.
+    pub fn model(&self) -> Result<Model> {
+        if self.model.class == "mlp" {
+            let name = format!("mlp:{}x{}", self.model.config["layers"], self.model.config["width"]);
+            let Some(model) = Model::from_mlp_name(&name) else { bail!("`{name}` names no mlp") };
+            return Ok(model?);
+        }
+        Ok(Model::from_config(&self.model.config.to_string())?)
+    }
+
+    /// The card, with the case's capacity.
+    pub fn gpu(&self) -> Result<Gpu> {
+        let known = GPUS.iter().find(|gpu| gpu.name == self.setup.gpu);
+        let mut gpu = known.with_context(|| format!("the GPU `{}` is not in the catalogue", self.setup.gpu))?.clone();
+        gpu.capacity = Bytes::new(self.setup.capacity_bytes);
+        Ok(gpu)
+    }
+
+    /// The setup in the planner's words.
+    pub fn setup(&self) -> Result<Setup> {
+        let s = &self.setup;
+        let word = |name: &str, text: &str| format!("the case's {name} `{text}` is not known");
+        macro_rules! choice {
+            ($name:literal, $text:expr) => {{
+                let text: &str = $text;
+                text.parse().map_err(|()| anyhow::anyhow!(word($name, text)))?
+            }};
+        }
+        let loss = match self.model.config["loss"].as_str() {
+            Some(text) if text.contains("sum") => models::MlpLoss::Sum,
+            _ => models::MlpLoss::MeanSquare,
+        };
+        Ok(Setup {
+            batch: s.batch,
+            seqs: s.seqs.clone().unwrap_or_else(|| s.seq.into_iter().collect()),
+            dtype: Some(dtype(&s.dtype)?),
+            autocast: s.autocast.as_deref().map(dtype).transpose()?,
+            attention: choice!("attention", &s.attention),
+            sdpa_kernel: choice!("sdpa_kernel", &s.sdpa_kernel),
+            checkpoint: choice!("checkpoint", &s.checkpoint),
+            optimizer: choice!("optimizer", &s.optimizer),
+            optimizer_impl: match &s.optimizer_impl {
+                Some(text) => Some(choice!("optimizer_impl", text)),
+                None => None,
+            },
+            momentum: s.momentum.unwrap_or(0.0),
+            accumulate: s.accumulate,
+            world_size: 1,
+            zero_grad: choice!("zero_grad", &s.zero_grad),
+            clip_grad_norm: s.clip_grad_norm,
+            keep_outputs: s.keep_outputs,
+            mlp_loss: loss,
+            steps: s.steps,
+            torch: models::Torch::V2_15,
+        })
+    }
+}
+
+fn dtype(text: &str) -> Result<Dtype> {
+    Ok(match text {
+        "fp32" => Dtype::Fp32,
+        "bf16" => Dtype::Bf16,
+        "fp16" => Dtype::Fp16,
+        other => bail!("the dtype `{other}` is not known"),
+    })
+}

@@ -1,0 +1,156 @@
+//! `cargo xtask tape-diff`: a planned tape against a recorded event list, event by event.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use ledger::{Device, DeviceKind, Event, ObjectId, Tape};
+
+use crate::case::Case;
+use crate::events;
+
+/// Arguments of `tape-diff`.
+#[derive(Args)]
+pub struct TapeDiff {
+    /// The recorded event list (.csv.gz).
+    events: PathBuf,
+    /// The id of its case in the cases.jsonl beside it.
+    case: String,
+    /// Events shown before the place where the two part.
+    #[arg(long, default_value_t = 12)]
+    context: usize,
+}
+
+/// One action on memory: the n-th allocation of a size, or its free.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Action {
+    Alloc(u64),
+    Free(usize),
+}
+
+/// The actions of a tape, with the place of each in the tape.
+fn actions(tape: &Tape) -> Vec<(Action, usize)> {
+    let mut order: HashMap<ObjectId, usize> = HashMap::new();
+    let mut actions = Vec::new();
+    for (index, event) in tape.events().enumerate() {
+        match event {
+            Event::Alloc { object, bytes, .. } => {
+                order.insert(object, order.len());
+                actions.push((Action::Alloc(bytes.get()), index));
+            }
+            Event::Free(object) => actions.push((Action::Free(order[&object]), index)),
+            Event::Oom { .. } => break,
+            _ => {}
+        }
+    }
+    actions
+}
+
+/// The first action at which two tapes part, or none where they are equal. In an autocast run the
+/// frees at the end of a region have no order: a run of frees of the same objects is equal.
+fn first_difference(planned: &[(Action, usize)], recorded: &[(Action, usize)], autocast: bool) -> Option<usize> {
+    let run = |actions: &[(Action, usize)], from: usize| -> Vec<Action> {
+        let frees = actions[from..].iter().map(|(action, _)| *action);
+        let mut frees: Vec<Action> = frees.take_while(|action| matches!(action, Action::Free(_))).collect();
+        frees.sort();
+        frees
+    };
+    let mut at = 0;
+    while at < planned.len().max(recorded.len()) {
+        match (planned.get(at), recorded.get(at)) {
+            (Some((a, _)), Some((b, _))) if a == b => at += 1,
+            (Some((Action::Free(_), _)), Some((Action::Free(_), _))) if autocast => {
+                let (ours, theirs) = (run(planned, at), run(recorded, at));
+                if ours != theirs {
+                    return Some(at);
+                }
+                at += ours.len();
+            }
+            _ => return Some(at),
+        }
+    }
+    None
+}
+
+/// A case whose planned tape is compared with its recorded list.
+pub struct Comparison {
+    planned: Tape,
+    recorded: Tape,
+    ours: Vec<(Action, usize)>,
+    theirs: Vec<(Action, usize)>,
+    difference: Option<usize>,
+}
+
+/// Plans `case` and compares it with the list at `events`. A list that ends in an OOM is compared up
+/// to it.
+pub fn compare(events: &Path, case: &Case) -> Result<Comparison> {
+    let device = Device { name: "recorded".into(), kind: DeviceKind::Gpu, capacity: None, context: None };
+    let recorded = events::read(events, device)?;
+    let run = case.model()?.train(&case.setup()?, &case.gpu()?)?;
+    let (mut ours, theirs) = (actions(&run.tape), actions(&recorded));
+    if recorded.events().any(|event| matches!(event, Event::Oom { .. })) {
+        ours.truncate(theirs.len());
+    }
+    let difference = first_difference(&ours, &theirs, case.setup.autocast.is_some());
+    Ok(Comparison { planned: run.tape, recorded, ours, theirs, difference })
+}
+
+impl Comparison {
+    /// Whether both lists are equal.
+    pub fn is_equal(&self) -> bool {
+        self.difference.is_none()
+    }
+
+    /// Actions compared, and how many were equal before the two parted.
+    pub fn progress(&self) -> (usize, usize) {
+        (self.difference.unwrap_or(self.theirs.len()), self.theirs.len())
+    }
+}
+
+pub fn run(args: &TapeDiff) -> Result<()> {
+    let cases = args.events.parent().unwrap_or(Path::new(".")).join("cases.jsonl");
+    let case = Case::read_all(&cases)?
+        .into_iter()
+        .find(|case| case.id == args.case || case.id.strip_prefix("s-") == Some(&args.case))
+        .with_context(|| format!("no case `{}` in `{}`", args.case, cases.display()))?;
+    let comparison = compare(&args.events, &case)?;
+    let Some(at) = comparison.difference else {
+        println!("equal: {} actions of {}", comparison.theirs.len(), case.id);
+        return Ok(());
+    };
+    println!("{}: equal for {at} of {} actions", case.id, comparison.theirs.len());
+    let from = at.saturating_sub(args.context);
+    for index in from..at + 8 {
+        let show = |tape: &Tape, actions: &[(Action, usize)]| match actions.get(index) {
+            Some((action, place)) => describe(tape, *action, *place),
+            None => "-".to_owned(),
+        };
+        let marker = if index == at { ">>" } else { "  " };
+        let planned = show(&comparison.planned, &comparison.ours);
+        println!("{marker} {planned:<70} | {}", show(&comparison.recorded, &comparison.theirs));
+    }
+    bail!("the planned tape parts from the recorded one");
+}
+
+fn describe(tape: &Tape, action: Action, place: usize) -> String {
+    let label = |object: ObjectId| {
+        let label = tape.label(tape.object(object).label);
+        let owner = label.owner.map_or("", |owner| tape.name(owner));
+        format!("{} [{owner}]", tape.name(label.name))
+    };
+    let place_of = |place: usize| {
+        let mark = (0..place).rev().find_map(|index| match tape.event(index) {
+            Event::Mark(mark) => Some(tape.mark_of(mark)),
+            _ => None,
+        });
+        mark.map_or(String::new(), |mark| format!("{}{}", mark.step, &tape.phase_name(mark.phase)[..1]))
+    };
+    match (action, tape.event(place)) {
+        (Action::Alloc(bytes), Event::Alloc { object, .. }) => {
+            format!("{} +{bytes} #{} {}", place_of(place), object.0, label(object))
+        }
+        (_, Event::Free(object)) => format!("{} -  #{} {}", place_of(place), object.0, label(object)),
+        _ => String::new(),
+    }
+}
