@@ -112,12 +112,14 @@ pub struct TruthOwners {
 impl Case {
     /// Reads the cases at `path`, a JSON object a line.
     pub fn read_all(path: &Path) -> Result<Vec<Self>> {
-        let text = fs::read_to_string(path).with_context(|| format!("failed to read `{}`", path.display()))?;
+        let text =
+            fs::read_to_string(path).with_context(|| format!("failed to read `{}`", path.display()))?;
         text.lines()
             .enumerate()
             .filter(|(_, line)| !line.trim().is_empty())
             .map(|(index, line)| {
-                serde_json::from_str(line).with_context(|| format!("line {} of `{}`", index + 1, path.display()))
+                serde_json::from_str(line)
+                    .with_context(|| format!("line {} of `{}`", index + 1, path.display()))
             })
             .collect()
     }
@@ -153,7 +155,8 @@ impl Case {
     /// The card, with the case's capacity.
     pub fn gpu(&self) -> Result<Gpu> {
         let known = GPUS.iter().find(|gpu| gpu.name == self.setup.gpu);
-        let mut gpu = known.with_context(|| format!("the GPU `{}` is not in the catalogue", self.setup.gpu))?.clone();
+        let mut gpu =
+            known.with_context(|| format!("the GPU `{}` is not in the catalogue", self.setup.gpu))?.clone();
         gpu.capacity = Bytes::new(self.setup.capacity_bytes);
         Ok(gpu)
     }

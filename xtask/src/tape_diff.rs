@@ -49,7 +49,11 @@ fn actions(tape: &Tape) -> Vec<(Action, usize)> {
 
 /// The first action at which two tapes part, or none where they are equal. In an autocast run the
 /// frees at the end of a region have no order: a run of frees of the same objects is equal.
-fn first_difference(planned: &[(Action, usize)], recorded: &[(Action, usize)], autocast: bool) -> Option<usize> {
+fn first_difference(
+    planned: &[(Action, usize)],
+    recorded: &[(Action, usize)],
+    autocast: bool,
+) -> Option<usize> {
     let run = |actions: &[(Action, usize)], from: usize| -> Vec<Action> {
         let frees = actions[from..].iter().map(|(action, _)| *action);
         let mut frees: Vec<Action> = frees.take_while(|action| matches!(action, Action::Free(_))).collect();

@@ -123,8 +123,20 @@ impl Op {
         }
     }
 
-    /// Attaches the backward function and makes `results` its outputs.
-    pub(crate) fn finish(self, results: &[&Tensor], backward: impl Fn(&Call<'_>) -> Grads + 'static) {
+    /// Attaches the backward function to `result`.
+    ///
+    /// Where saving the result was the last thing a recomputation waited for, the operator ends there
+    /// and its result is lost.
+    pub(crate) fn finish(self, result: Tensor, backward: impl Fn(&Call<'_>) -> Grads + 'static) -> Tensor {
+        if self.session.stopped.get() {
+            return result.lost();
+        }
+        self.finish_all(std::slice::from_ref(&result), backward);
+        result
+    }
+
+    /// Attaches the backward function to several results.
+    pub(crate) fn finish_all(self, results: &[Tensor], backward: impl Fn(&Call<'_>) -> Grads + 'static) {
         let Some(node) = self.node else { return };
         *node.function.borrow_mut() = Some(Function::Operator(Box::new(backward)));
         *node.outputs.borrow_mut() = results.iter().map(|result| (result.shape(), result.dtype())).collect();

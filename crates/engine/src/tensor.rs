@@ -159,6 +159,12 @@ impl Tensor {
         )
     }
 
+    /// A tensor of these extents without memory.
+    pub(crate) fn lost(self) -> Self {
+        let storage = Rc::new(Storage { session: None, object: ObjectId(0) });
+        Self::from_parts(self.session(), storage, None, self.shape(), self.strides(), 0, self.dtype())
+    }
+
     /// The session this tensor lives in.
     pub fn session(&self) -> &Rc<Session> {
         &self.0.session

@@ -46,13 +46,13 @@ impl Attention {
             let value = heads(&parts[2]);
             let query = heads(&parts[0]);
             release!(parts);
-            let (out, weights) = if self.attention.eager {
+            let (mut out, weights) = if self.attention.eager {
                 let (out, weights) = self.eager(&query, &key, &value, mask);
                 (out, Some(weights))
             } else {
                 (self.attention.sdpa(&query, &key, &value), None)
             };
-            let mut out = out.reshape([b, s, self.hidden]).contiguous();
+            out = out.reshape([b, s, self.hidden]).contiguous();
             out = self.c_proj.forward(&out);
             out = out.dropout(self.resid_dropout);
             release!(query, key, value);

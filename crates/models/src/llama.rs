@@ -98,16 +98,16 @@ impl LlamaAttention {
             if let Some(cache) = cache {
                 (key, value) = cache.update(key, value);
             }
-            let (out, weights) = if self.attention.eager {
+            let (mut out, weights) = if self.attention.eager {
                 let (out, weights) = self.eager(&query, &key, &value, mask);
                 (out, Some(weights))
             } else {
                 (self.attention.sdpa(&query, &key, &value), None)
             };
-            let out = out.reshape([b, s, out.size(2) * out.size(3)]).contiguous();
-            let projected = self.o_proj.forward(&out);
-            release!(query, key, value, out);
-            (projected, weights)
+            out = out.reshape([b, s, out.size(2) * out.size(3)]).contiguous();
+            out = self.o_proj.forward(&out);
+            release!(query, key, value);
+            (out, weights)
         })
     }
 

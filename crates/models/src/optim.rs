@@ -153,7 +153,7 @@ impl Optimizer {
                 release!(update.norm_all());
             }
         }
-        release!(row_mean, column_mean, update, squared);
+        release!(row_mean, column_mean, squared, update);
     }
 
     /// The row and column factors of a matrix, as handles without history.

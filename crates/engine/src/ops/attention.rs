@@ -115,12 +115,11 @@ impl Tensor {
         let op = Op::new(self.session(), &[self]);
         let out = Self::empty(self.session(), "pad", self.shape_with_last(size), self.dtype());
         let from = self.size(-1);
-        op.finish(&[&out], move |call| {
+        op.finish(out, move |call| {
             let grad = call.grad();
             let shape = grad.shape_with_last(from);
             vec![Some(Self::empty(grad.session(), "pad_backward", shape, grad.dtype()))]
-        });
-        out
+        })
     }
 }
 
@@ -182,14 +181,14 @@ fn flash(query: &Tensor, key: &Tensor, value: &Tensor, dropout: f64) -> Tensor {
         seed = Tensor::empty(session, "sdpa.rng_state", [2], Dtype::Int64);
     }
     if let Some((lse, out)) = accumulators {
-        crate::release!(out, lse);
+        crate::release!(lse, out);
     }
     session.add_flops(e.flops());
     op.save_result(&lse);
     op.save_result(&out);
     op.save_result(&seed);
     op.save_result(&unused);
-    op.finish(&[&out], move |call| {
+    let out = op.finish(out, move |call| {
         let session = call.grad().session();
         // The kernel takes the gradient in (b, s, h, d) order; another layout is copied.
         let grad = call.grad().transpose(1, 2).contiguous();
@@ -205,7 +204,7 @@ fn flash(query: &Tensor, key: &Tensor, value: &Tensor, dropout: f64) -> Tensor {
         crate::release!(expanded, dq_accumulator, delta, grad);
         vec![Some(dq), Some(dk), Some(dv)]
     });
-    crate::release!(unused, seed, lse);
+    crate::release!(lse, seed, unused);
     out
 }
 
@@ -255,10 +254,10 @@ fn efficient(query: &Tensor, key: &Tensor, value: &Tensor, attention: Attention<
     op.save_result(&lse);
     op.save_result(&out);
     if let Some((seed, offset)) = &seeds {
-        op.save_result(seed);
         op.save_result(offset);
+        op.save_result(seed);
     }
-    op.finish(&[&out], move |call| {
+    let out = op.finish(out, move |call| {
         let grad = call.grad();
         let session = grad.session();
         let (dq, dk, dv) = input_gradients(call, e);
@@ -334,16 +333,16 @@ fn cudnn(query: &Tensor, key: &Tensor, value: &Tensor, mask: Option<&Tensor>) ->
     session.add_flops(e.flops());
     op.save_result(&lse);
     op.save_result(&out);
-    op.save_result(&seed);
     op.save_result(&offset);
-    op.finish(&[&out], move |call| {
+    op.save_result(&seed);
+    let out = op.finish(out, move |call| {
         let session = call.grad().session();
         let (dq, dk, dv) = input_gradients(call, e);
         drop(session.scratch(e.b * e.h * e.s * (e.d + 1) * 4, "sdpa_backward.cudnn_workspace"));
         session.add_flops(e.flops() / 2 * 5);
         vec![Some(dq), Some(dk), Some(dv)]
     });
-    crate::release!(lse, offset, seed, bias);
+    crate::release!(lse, seed, offset, bias);
     out
 }
 
@@ -378,9 +377,9 @@ fn math(query: &Tensor, key: &Tensor, value: &Tensor, attention: Attention<'_>) 
     let keys = repeat_heads(&key, heads);
     let values = repeat_heads(&value, heads);
     let transposed = keys.transpose(2, 3).mul_scalar();
-    let scores = scaled.matmul(&transposed);
+    let mut scores = scaled.matmul(&transposed);
     drop(transposed);
-    let scores = scores.add_mask_in_place();
+    scores = scores.add_mask_in_place();
     let weights = scores.safe_softmax();
     drop(scores);
     let weights = if attention.dropout > 0.0 { weights.dropout(attention.dropout) } else { weights };
@@ -396,8 +395,7 @@ impl Tensor {
     fn add_mask_in_place(&self) -> Self {
         let op = Op::new(self.session(), &[self]);
         let out = self.view_as(self.shape(), self.strides(), self.offset());
-        op.finish(&[&out], |call| vec![Some(call.grad().clone())]);
-        out
+        op.finish(out, |call| vec![Some(call.grad().clone())])
     }
 
     /// Softmax over the last dimension that gives zeros for rows that are masked whole.
@@ -410,12 +408,11 @@ impl Tensor {
         let zero = self.scalar("softmax.zero", self.dtype());
         crate::release!(zero, rows, masked);
         op.save_result(&out);
-        op.finish(&[&out], |call| {
+        op.finish(out, |call| {
             let grad = call.grad();
             let gradient = Self::empty(grad.session(), "softmax_backward", grad.shape(), grad.dtype());
             drop(pointwise("softmax_backward.product", &[grad, call.saved(0)], grad.dtype()));
             vec![Some(gradient)]
-        });
-        out
+        })
     }
 }

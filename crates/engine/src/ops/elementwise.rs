@@ -66,15 +66,14 @@ impl Tensor {
         if keeps == Keeps::Result {
             op.save_result(&out);
         }
-        op.finish(&[&out], move |call| {
+        op.finish(out, move |call| {
             let grad = call.grad();
             let gradient = match keeps {
                 Keeps::Nothing => pointwise(backward_what, &[grad], grad.dtype()),
                 _ => pointwise(backward_what, &[grad, call.saved(0)], grad.dtype()),
             };
             vec![Some(gradient)]
-        });
-        out
+        })
     }
 
     /// `-self`.
@@ -96,8 +95,7 @@ impl Tensor {
     pub fn add_scalar(&self) -> Self {
         let op = Op::new(self.session(), &[self]);
         let out = pointwise("add", &[self], self.dtype());
-        op.finish(&[&out], |call| vec![Some(call.grad().clone())]);
-        out
+        op.finish(out, |call| vec![Some(call.grad().clone())])
     }
 
     /// `relu(self)`; keeps its result.
@@ -147,15 +145,14 @@ impl Tensor {
         let op = Op::new(self.session(), &[&input]);
         op.save(&input);
         let out = pointwise("pow", &[&input], input.dtype());
-        op.finish(&[&out], |call| {
+        op.finish(out, |call| {
             let (grad, input) = (call.grad(), call.saved(0));
             let power = pointwise("pow_backward.power", &[input], input.dtype());
             let multiple = pointwise("pow_backward.multiple", &[&power], power.dtype());
             let gradient = pointwise("pow_backward", &[grad, &multiple], grad.dtype());
             crate::release!(multiple, power);
             vec![Some(gradient)]
-        });
-        out
+        })
     }
 
     /// `1 / sqrt(self)`, in fp32 under autocast; keeps its result.
@@ -164,26 +161,24 @@ impl Tensor {
         let op = Op::new(self.session(), &[&input]);
         let out = pointwise("rsqrt", &[&input], input.dtype());
         op.save_result(&out);
-        op.finish(&[&out], |call| {
+        op.finish(out, |call| {
             let (grad, result) = (call.grad(), call.saved(0));
             let cube = pointwise("rsqrt_backward.cube", &[result], result.dtype());
             let half = pointwise("rsqrt_backward.half", &[grad], grad.dtype());
             let gradient = pointwise("rsqrt_backward", &[&half, &cube], grad.dtype());
             crate::release!(half, cube);
             vec![Some(gradient)]
-        });
-        out
+        })
     }
 
     /// `self + other`: one gradient passes to both.
     pub fn add(&self, other: &Self) -> Self {
         let op = Op::new(self.session(), &[self, other]);
         let out = pointwise("add", &[self, other], promote(self, other));
-        op.finish(&[&out], |call| {
+        op.finish(out, |call| {
             let pass = |index| call.when(index, || call.grad().clone());
             vec![pass(0), pass(1)]
-        });
-        out
+        })
     }
 
     /// `self * other`: keeps each factor that the gradient of the other one needs.
@@ -197,14 +192,13 @@ impl Tensor {
             op.save(self);
         }
         let out = pointwise("mul", &[self, other], promote(self, other));
-        op.finish(&[&out], move |call| {
+        op.finish(out, move |call| {
             let grad = call.grad();
             let product = |factor: &Self| pointwise("mul_backward", &[grad, factor], promote(grad, factor));
             let other = right.then(|| product(call.saved(call.saved_len() - 1)));
             let this = left.then(|| product(call.saved(0)));
             vec![this, other]
-        });
-        out
+        })
     }
 
     /// This tensor in `dtype`; the same handle where it has it already.
@@ -220,8 +214,7 @@ impl Tensor {
         };
         let out = cast(self, "to", dtype);
         let from = self.dtype();
-        op.finish(&[&out], move |call| vec![Some(cast(call.grad(), "to_backward", from))]);
-        out
+        op.finish(out, move |call| vec![Some(cast(call.grad(), "to_backward", from))])
     }
 
     /// Dropout in training: a mask of one byte an element and the result; keeps the mask. The same
@@ -234,7 +227,7 @@ impl Tensor {
         let mask = self.empty_like("dropout.mask", Dtype::Bool);
         let out = self.empty_like("dropout", self.dtype());
         op.save_result(&mask);
-        op.finish(&[&out], |call| {
+        let out = op.finish(out, |call| {
             let grad = call.grad();
             vec![Some(pointwise("dropout_backward", &[grad, call.saved(0)], grad.dtype()))]
         });
@@ -255,14 +248,13 @@ impl Tensor {
         let op = Op::new(self.session(), &[&input]);
         let out = Self::empty(self.session(), "softmax", input.shape(), dtype.unwrap_or(from));
         op.save_result(&out);
-        op.finish(&[&out], move |call| {
+        op.finish(out, move |call| {
             let grad = call.grad();
             let gradient = Self::empty(grad.session(), "softmax_backward", grad.shape(), from);
             let product = pointwise("softmax_backward.product", &[grad, call.saved(0)], grad.dtype());
             crate::release!(product);
             vec![Some(gradient)]
-        });
-        out
+        })
     }
 
     /// Whether the elements are of a half-precision type.

@@ -38,7 +38,7 @@ impl Tensor {
         shape = shape.with(self.size(-1));
         let out = Self::empty(session, "embedding", shape, self.dtype());
         let (weight, dtype) = (self.shape(), self.dtype());
-        op.finish(&[&out], move |call| {
+        op.finish(out, move |call| {
             let session = call.grad().session();
             let count = call.saved(0).numel();
             // A gradient in another layout is copied first.
@@ -50,8 +50,7 @@ impl Tensor {
             };
             crate::release!(grad);
             vec![Some(gradient)]
-        });
-        out
+        })
     }
 }
 

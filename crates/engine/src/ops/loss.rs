@@ -19,11 +19,10 @@ impl Tensor {
         let op = Op::new(self.session(), &[self]);
         let out = Self::empty(self.session(), "log_softmax", self.shape(), self.dtype());
         op.save_result(&out);
-        op.finish(&[&out], |call| {
+        op.finish(out, |call| {
             let grad = call.grad();
             vec![Some(Self::empty(grad.session(), "log_softmax_backward", grad.shape(), grad.dtype()))]
-        });
-        out
+        })
     }
 
     fn nll_loss(&self, target: &Self) -> Self {
@@ -33,7 +32,7 @@ impl Tensor {
         let loss = self.scalar("loss", self.dtype());
         let total_weight = self.scalar("nll_loss.total_weight", self.dtype());
         op.save_result(&total_weight);
-        op.finish(&[&loss], |call| {
+        let loss = op.finish(loss, |call| {
             let input = call.saved(0);
             vec![Some(Self::empty(input.session(), "nll_loss_backward", input.shape(), input.dtype()))]
         });

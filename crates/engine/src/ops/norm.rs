@@ -24,8 +24,8 @@ impl Tensor {
         let deviation = Self::empty(session, "layer_norm.rstd", rows, Dtype::Fp32);
         op.save_result(&mean);
         op.save_result(&deviation);
-        op.finish(&[&out], layer_norm_backward);
-        crate::release!(deviation, mean, input, weight, bias);
+        let out = op.finish(out, layer_norm_backward);
+        crate::release!(mean, deviation, input, weight, bias);
         out
     }
 }

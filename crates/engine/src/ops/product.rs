@@ -68,14 +68,13 @@ impl Tensor {
         let out = multiply("mm", self, other);
         let (this_shape, this_strides) = (self.shape(), self.strides());
         let (other_shape, other_strides) = (other.shape(), other.strides());
-        op.finish(&[&out], move |call| {
+        op.finish(out, move |call| {
             let grad = call.grad();
             let saved_left = || call.saved(call.saved_len() - 1);
             let other = right.then(|| right_gradient(grad, saved_left(), &other_shape, &other_strides));
             let this = left.then(|| left_gradient(grad, call.saved(0), &this_shape, &this_strides));
             vec![this, other]
-        });
-        out
+        })
     }
 
     /// `bias + self @ other` in one kernel (cublasLt with a fused bias), as an `addmm` node.
@@ -101,14 +100,13 @@ impl Tensor {
         crate::release!(b, a);
         let (mat1_shape, mat1_strides) = (mat1.shape(), mat1.strides());
         let (mat2_shape, mat2_strides) = (mat2.shape(), mat2.strides());
-        op.finish(&[&out], move |call| {
+        op.finish(out, move |call| {
             let grad = call.grad();
             let saved_mat2 = || call.saved(call.saved_len() - 1);
             let mat1 = left.then(|| left_gradient(grad, saved_mat2(), &mat1_shape, &mat1_strides));
             let mat2 = right.then(|| right_gradient(grad, call.saved(0), &mat2_shape, &mat2_strides));
             vec![call.when(0, || grad.clone()), mat1, mat2]
-        });
-        out
+        })
     }
 
     /// `self @ weight.t() + bias`, as `torch.nn.functional.linear`: weight is (out, in).
@@ -151,11 +149,10 @@ impl Tensor {
     fn add_in_place(&self, bias: &Self) -> Self {
         let op = Op::new(self.session(), &[self, bias]);
         let out = self.view_as(self.shape(), self.strides(), self.offset());
-        op.finish(&[&out], |call| {
+        op.finish(out, |call| {
             let pass = |index| call.when(index, || call.grad().clone());
             vec![pass(0), pass(1)]
-        });
-        out
+        })
     }
 
     /// The extents of this tensor as a matrix: everything but the last dimension is rows.
@@ -183,14 +180,13 @@ impl Tensor {
             op.save(self);
         }
         let out = multiply("bmm", self, other);
-        op.finish(&[&out], move |call| {
+        op.finish(out, move |call| {
             let grad = call.grad();
             let saved_left = || call.saved(call.saved_len() - 1);
             let other = right.then(|| multiply("bmm_backward", &saved_left().transpose(1, 2), grad));
             let this = left.then(|| multiply("bmm_backward", grad, &call.saved(0).transpose(1, 2)));
             vec![this, other]
-        });
-        out
+        })
     }
 
     /// The product of two tensors of equal leading dimensions, as `torch.matmul` runs it: both are

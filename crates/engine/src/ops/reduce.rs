@@ -188,24 +188,22 @@ impl Tensor {
         shape[last] = 1;
         let op = Op::new(self.session(), &[self]);
         let out = self.reduce("mean", &reduced, shape);
-        self.finish_mean(op, &out);
-        out
+        self.finish_mean(op, out)
     }
 
     /// The mean of all elements.
     pub fn mean_all(&self) -> Self {
         let op = Op::new(self.session(), &[self]);
         let out = self.reduce("mean", &vec![true; self.shape().len()], Dims::default());
-        self.finish_mean(op, &out);
-        out
+        self.finish_mean(op, out)
     }
 
-    fn finish_mean(&self, op: Op, out: &Self) {
+    fn finish_mean(&self, op: Op, out: Self) -> Self {
         let from = self.shape();
-        op.finish(&[out], move |call| {
+        op.finish(out, move |call| {
             let wide = call.grad().expand(from);
             vec![Some(Self::empty(wide.session(), "mean_backward", from, wide.dtype()))]
-        });
+        })
     }
 
     /// The 2-norm of all elements, without history.
@@ -246,8 +244,7 @@ impl Tensor {
             crate::release!(semaphores, partials);
         }
         let from = self.shape();
-        op.finish(&[&out], move |call| vec![Some(call.grad().expand(from))]);
-        out
+        op.finish(out, move |call| vec![Some(call.grad().expand(from))])
     }
 }
 

@@ -10,7 +10,7 @@ impl Tensor {
         let strides = self.shape().view_strides(&self.strides(), &shape)?;
         let out = self.view_as(shape, strides, self.offset());
         let from = self.shape();
-        op.finish(&[&out], move |call| vec![Some(call.grad().reshape(from))]);
+        let out = op.finish(out, move |call| vec![Some(call.grad().reshape(from))]);
         Some(out)
     }
 
@@ -41,8 +41,7 @@ impl Tensor {
     pub(crate) fn copy_contiguous(&self) -> Self {
         let op = Op::new(self.session(), &[self]);
         let out = Self::empty(self.session(), "clone", self.shape(), self.dtype());
-        op.finish(&[&out], |call| vec![Some(call.grad().clone())]);
-        out
+        op.finish(out, |call| vec![Some(call.grad().clone())])
     }
 
     /// The same handle where the elements lie in row-major order, else a copy.
@@ -58,8 +57,7 @@ impl Tensor {
         shape.swap(a, b);
         strides.swap(a, b);
         let out = self.view_as(shape, strides, self.offset());
-        op.finish(&[&out], move |call| vec![Some(call.grad().transpose(a as isize, b as isize))]);
-        out
+        op.finish(out, move |call| vec![Some(call.grad().transpose(a as isize, b as isize))])
     }
 
     /// The transpose of a matrix, as a view.
@@ -80,8 +78,7 @@ impl Tensor {
         };
         let stride = if dim < shape.len() { shape[dim] * strides[dim] } else { 1 };
         let out = self.view_as(insert(shape, 1), insert(strides, stride), self.offset());
-        op.finish(&[&out], move |call| vec![Some(call.grad().squeeze(dim))]);
-        out
+        op.finish(out, move |call| vec![Some(call.grad().squeeze(dim))])
     }
 
     /// A view without dimension `dim`, whose size is 1.
@@ -110,8 +107,7 @@ impl Tensor {
             };
         }
         let out = self.view_as(shape, strides, self.offset());
-        op.finish(&[&out], move |call| vec![Some(call.grad().sum_to(from))]);
-        out
+        op.finish(out, move |call| vec![Some(call.grad().sum_to(from))])
     }
 
     /// A view of `length` elements of dimension `dim` from `start`; backward fills zeros around it.
@@ -122,11 +118,10 @@ impl Tensor {
         let mut shape = from;
         shape[dim] = length;
         let out = self.view_as(shape, self.strides(), self.offset() + start * self.strides()[dim]);
-        op.finish(&[&out], move |call| {
+        op.finish(out, move |call| {
             let grad = call.grad();
             vec![Some(Self::empty(grad.session(), "slice_backward", from, grad.dtype()))]
-        });
-        out
+        })
     }
 
     /// Views of equal `length` along `dim`; backward waits for all parts and joins them.
@@ -142,7 +137,7 @@ impl Tensor {
                 self.view_as(shape, self.strides(), self.offset() + part * length * self.strides()[dim])
             })
             .collect();
-        op.finish(&parts.iter().collect::<Vec<_>>(), move |call| {
+        op.finish_all(&parts, move |call| {
             let any = (0..).find_map(|part| call.grad_of(part)).expect("one part has a gradient");
             vec![Some(Self::empty(any.session(), "split_backward", from, dtype))]
         });
