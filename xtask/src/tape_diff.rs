@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use ledger::{Device, DeviceKind, Event, ObjectId, Tape};
 
@@ -13,10 +13,10 @@ use crate::events;
 /// Arguments of `tape-diff`.
 #[derive(Args)]
 pub struct TapeDiff {
-    /// The recorded event list (.csv.gz).
+    /// The recorded event list (.csv.gz), or a folder of them.
     events: PathBuf,
-    /// The id of its case in the cases.jsonl beside it.
-    case: String,
+    /// The id of its case in the cases.jsonl beside it; not for a folder.
+    case: Option<String>,
     /// Events shown before the place where the two part.
     #[arg(long, default_value_t = 12)]
     context: usize,
@@ -77,8 +77,8 @@ fn first_difference(
     None
 }
 
-/// A case whose planned tape is compared with its recorded list.
-pub struct Comparison {
+/// A planned tape beside the recorded list of its case.
+struct Comparison {
     planned: Tape,
     recorded: Tape,
     ours: Vec<(Action, usize)>,
@@ -88,7 +88,7 @@ pub struct Comparison {
 
 /// Plans `case` and compares it with the list at `events`. A list that ends in an OOM is compared up
 /// to it.
-pub fn compare(events: &Path, case: &Case) -> Result<Comparison> {
+fn compare(events: &Path, case: &Case) -> Result<Comparison> {
     let device = Device { name: "recorded".into(), kind: DeviceKind::Gpu, capacity: None, context: None };
     let recorded = events::read(events, device)?;
     let run = case.model()?.train(&case.setup()?, &case.gpu()?)?;
@@ -100,24 +100,34 @@ pub fn compare(events: &Path, case: &Case) -> Result<Comparison> {
     Ok(Comparison { planned: run.tape, recorded, ours, theirs, difference })
 }
 
-impl Comparison {
-    /// Whether both lists are equal.
-    pub fn is_equal(&self) -> bool {
-        self.difference.is_none()
+/// Compares the list of each plannable case in `folder`.
+fn run_folder(folder: &Path) -> Result<()> {
+    let (mut equal, mut all) = (0, 0);
+    for case in Case::read_all(&folder.join("cases.jsonl"))? {
+        if !case.is_plannable() {
+            continue;
+        }
+        let name = case.id.strip_prefix("s-").unwrap_or(&case.id);
+        let comparison = compare(&folder.join(format!("{name}.csv.gz")), &case)?;
+        all += 1;
+        match comparison.difference {
+            None => equal += 1,
+            Some(at) => println!("{}: equal for {at} of {} actions", case.id, comparison.theirs.len()),
+        }
     }
-
-    /// Actions compared, and how many were equal before the two parted.
-    pub fn progress(&self) -> (usize, usize) {
-        (self.difference.unwrap_or(self.theirs.len()), self.theirs.len())
-    }
+    println!("{equal} of {all} lists equal");
+    ensure!(equal == all, "{} lists part from the recorded ones", all - equal);
+    Ok(())
 }
 
+#[allow(clippy::print_stdout, reason = "a command of developers prints where tapes part")]
 pub fn run(args: &TapeDiff) -> Result<()> {
+    let Some(wanted) = &args.case else { return run_folder(&args.events) };
     let cases = args.events.parent().unwrap_or(Path::new(".")).join("cases.jsonl");
     let case = Case::read_all(&cases)?
         .into_iter()
-        .find(|case| case.id == args.case || case.id.strip_prefix("s-") == Some(&args.case))
-        .with_context(|| format!("no case `{}` in `{}`", args.case, cases.display()))?;
+        .find(|case| case.id == *wanted || case.id.strip_prefix("s-") == Some(wanted))
+        .with_context(|| format!("no case `{wanted}` in `{}`", cases.display()))?;
     let comparison = compare(&args.events, &case)?;
     let Some(at) = comparison.difference else {
         println!("equal: {} actions of {}", comparison.theirs.len(), case.id);

@@ -40,6 +40,17 @@ pub(crate) struct Frame {
     done: Cell<bool>,
 }
 
+impl Drop for Frame {
+    /// What the function captured goes first, by the order of fields of the closure; then the arguments,
+    /// the last one first.
+    fn drop(&mut self) {
+        self.function = Box::new(|args| args[0].clone());
+        while let Some(argument) = self.args.pop() {
+            drop(argument);
+        }
+    }
+}
+
 impl Saved {
     pub(crate) fn pack(session: &Session, tensor: Tensor) -> Self {
         let hook = session.hooks.borrow().last().cloned();

@@ -17,6 +17,7 @@ pub use dims::Dims;
 pub use graph::backward;
 pub use hardware::{Hardware, Profile};
 pub use ops::attention::{Attention, Kernel};
+pub use ops::embedding::scan_workspace;
 pub use ops::join::cat;
 pub use session::{FlopCount, Session};
 pub use tensor::Tensor;

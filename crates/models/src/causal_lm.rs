@@ -1,9 +1,10 @@
 //! What the causal language models of transformers share: positions, masks, the loss.
 
+use std::cell::RefCell;
 use std::rc::Rc;
 
-use engine::{Attention, Kernel, Session, Tensor, release};
-use ledger::Dtype;
+use engine::{Attention, Kernel, Session, Tensor, cat, release, scan_workspace};
+use ledger::{Category, Dtype};
 
 /// What attention is built from: the parts of a setup that models read.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +26,31 @@ impl AttentionSetup {
         out = out.reshape(out.shape());
         out = out.transpose(1, 2).contiguous();
         out
+    }
+}
+
+/// The key-value cache of a forward pass with `use_cache`: copies of keys and values, layer by layer.
+#[derive(Default)]
+pub(crate) struct Cache {
+    layers: RefCell<Vec<(Tensor, Tensor)>>,
+}
+
+impl Cache {
+    /// `DynamicLayer.update` of an empty layer: both are copied by a concatenation with nothing.
+    pub(crate) fn update(&self, key: &Tensor, value: &Tensor) -> (Tensor, Tensor) {
+        let keys = cat(&[key], -2);
+        let values = cat(&[value], -2);
+        self.layers.borrow_mut().push((keys.clone(), values.clone()));
+        (keys, values)
+    }
+}
+
+impl Drop for Cache {
+    /// A Python list lets go of its last element first.
+    fn drop(&mut self) {
+        while let Some((keys, values)) = self.layers.get_mut().pop() {
+            release!(keys, values);
+        }
     }
 }
 
@@ -74,7 +100,12 @@ fn check_packed_sequences(session: &Rc<Session>, batch: u64, length: u64) {
     let changes = Tensor::empty(session, "position_changes", [batch, length], Dtype::Bool);
     let count = integers(session, "packed_sequence_mask", &[batch, length]);
     let scan = integers(session, "packed_sequence_mask.scan", &[batch, length]);
-    release!(scan, changes);
+    // One row is scanned by CUB's device scan, several by a kernel of their own.
+    let tiles = (batch == 1).then(|| {
+        let bytes = scan_workspace(length);
+        Tensor::of_category(session, "packed_sequence_mask.tiles", Category::Workspace, [bytes], Dtype::Uint8)
+    });
+    release!(tiles, scan, changes);
     let last = Tensor::empty(session, "last_is_zero", [batch], Dtype::Bool);
     let all = Tensor::empty(session, "all_zero", [], Dtype::Bool);
     release!(last, all, first, difference, count);

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use engine::{Session, Tensor, checkpoint, release};
 use ledger::{Category, Dtype};
 
-use crate::causal_lm::{AttentionSetup, causal_lm_loss, causal_mask, position_ids};
+use crate::causal_lm::{AttentionSetup, Cache, causal_lm_loss, causal_mask, position_ids};
 use crate::network::{Built, Network, Pass};
 use crate::nn::{Activation, Builder, Conv1d, Embedding, LayerNorm, Linear};
 use crate::setup::{Checkpoint, Setup};
@@ -37,15 +37,20 @@ struct Attention {
 }
 
 impl Attention {
-    fn forward(&self, hidden: &Tensor, mask: Option<&Tensor>) -> (Tensor, Option<Tensor>) {
+    fn forward(&self, hidden: &Tensor, mask: Option<&Tensor>, cache: Option<&Cache>) -> (Tensor, Option<Tensor>) {
         hidden.session().scoped("attn", || {
             let [b, s] = [hidden.size(0), hidden.size(1)];
             let parts = self.c_attn.forward(hidden).split(2, self.hidden);
             let heads = |x: &Tensor| x.view([b, s, self.heads, self.hidden / self.heads]).transpose(1, 2);
-            let key = heads(&parts[1]);
-            let value = heads(&parts[2]);
+            let mut key = heads(&parts[1]);
+            let mut value = heads(&parts[2]);
             let query = heads(&parts[0]);
             release!(parts);
+            if let Some(cache) = cache {
+                let (keys, values) = cache.update(&key, &value);
+                key = keys;
+                value = values;
+            }
             let (mut out, weights) = if self.attention.eager {
                 let (out, weights) = self.eager(&query, &key, &value, mask);
                 (out, Some(weights))
@@ -103,10 +108,10 @@ struct Block {
 }
 
 impl Block {
-    fn forward(&self, hidden: &Tensor, mask: Option<&Tensor>) -> Tensor {
+    fn forward(&self, hidden: &Tensor, mask: Option<&Tensor>, cache: Option<&Cache>) -> Tensor {
         let mut residual = hidden.clone();
         let mut hidden = self.ln_1.forward(hidden);
-        let (attended, weights) = self.attn.forward(&hidden, mask);
+        let (attended, weights) = self.attn.forward(&hidden, mask, cache);
         hidden = attended.add(&residual);
         residual = hidden.clone();
         hidden = self.ln_2.forward(&hidden);
@@ -191,24 +196,24 @@ impl Gpt2Config {
 }
 
 impl Gpt2 {
-    /// `GPT2Model.forward`: the last hidden state.
-    fn model(&self, input_ids: &Tensor) -> Tensor {
+    /// `GPT2Model.forward`: the last hidden state, and the cache where there is one.
+    fn model(&self, input_ids: &Tensor) -> (Tensor, Option<Cache>) {
         let session = input_ids.session();
         session.scoped("transformer", || {
             let [batch, length] = [input_ids.size(0), input_ids.size(1)];
             let input_ids = input_ids.view([batch, length]);
+            let cache = (self.config.use_cache && !self.checkpoint).then(Cache::default);
             let embeddings = self.wte.forward(&input_ids);
             let position_ids = position_ids(session, length);
             let positions = self.wpe.forward(&position_ids);
             let mut hidden = embeddings.add(&positions);
             let dtype = embeddings.dtype();
-            let cache = self.config.use_cache && !self.checkpoint;
-            let mask = causal_mask(session, batch, length, dtype, self.eager, cache);
+            let mask = causal_mask(session, batch, length, dtype, self.eager, cache.is_some());
             hidden = session.scoped("drop", || hidden.dropout(self.config.embd_dropout));
             for (index, block) in self.blocks.iter().enumerate() {
                 hidden = session.scoped(&format!("h.{index}"), || {
                     if !self.checkpoint {
-                        return block.forward(&hidden, mask.as_ref());
+                        return block.forward(&hidden, mask.as_ref(), cache.as_ref());
                     }
                     let block = Rc::clone(block);
                     let mut args = vec![hidden.clone()];
@@ -216,14 +221,14 @@ impl Gpt2 {
                     let position_ids = position_ids.clone();
                     checkpoint(args, move |args| {
                         let _ = &position_ids;
-                        block.forward(&args[0], args.get(1))
+                        block.forward(&args[0], args.get(1), None)
                     })
                 });
             }
             hidden = self.ln_f.forward(&hidden);
             hidden = hidden.view(hidden.shape());
             release!(position_ids, embeddings, positions, mask);
-            hidden
+            (hidden, cache)
         })
     }
 }
@@ -236,14 +241,14 @@ impl Network for Gpt2 {
     fn forward(&self, input_ids: &Tensor, pass: &mut Pass) {
         let session = Rc::clone(input_ids.session());
         session.autocast(self.autocast, || {
-            let hidden = self.model(input_ids);
+            let (hidden, cache) = self.model(input_ids);
             let logits = self.lm_head.forward(&hidden);
             let loss = causal_lm_loss(&logits, input_ids);
             release!(hidden);
             if self.keep_outputs {
-                pass.rebind_output(logits);
+                pass.rebind_output(logits, cache);
             } else {
-                release!(logits);
+                release!(logits, cache);
             }
             pass.rebind_loss(loss);
         });

@@ -2,10 +2,10 @@
 
 use std::rc::Rc;
 
-use engine::{Session, Tensor, cat, checkpoint, release};
+use engine::{Session, Tensor, checkpoint, release};
 use ledger::{Category, Dtype};
 
-use crate::causal_lm::{AttentionSetup, causal_lm_loss, causal_mask, position_ids, rotary_embedding};
+use crate::causal_lm::{AttentionSetup, Cache, causal_lm_loss, causal_mask, position_ids, rotary_embedding};
 use crate::network::{Built, Network, Pass};
 use crate::nn::{Activation, Builder, Embedding, Linear, RmsNorm, rotate};
 use crate::setup::{Checkpoint, Setup};
@@ -96,7 +96,9 @@ impl LlamaAttention {
             });
             (query, key) = rotated;
             if let Some(cache) = cache {
-                (key, value) = cache.update(key, value);
+                let (keys, values) = cache.update(&key, &value);
+                key = keys;
+                value = values;
             }
             let (mut out, weights) = if self.attention.eager {
                 let (out, weights) = self.eager(&query, &key, &value, mask);
@@ -121,29 +123,14 @@ impl LlamaAttention {
             weights = weights.add(mask);
         }
         let probabilities = weights.softmax(Some(Dtype::Fp32));
-        weights = probabilities.to(query.dtype());
+        let cast = probabilities.to(query.dtype());
         release!(probabilities);
+        weights = cast;
         weights = weights.dropout(self.attention.dropout);
         let mut out = weights.matmul(&values);
         out = out.transpose(1, 2).contiguous();
         release!(keys, values);
         (out, weights)
-    }
-}
-
-/// The key-value cache of a forward pass with `use_cache`: copies of keys and values, layer by layer.
-#[derive(Default)]
-struct Cache {
-    layers: std::cell::RefCell<Vec<(Tensor, Tensor)>>,
-}
-
-impl Cache {
-    /// `DynamicLayer.update` of an empty layer: both are copied by a concatenation with nothing.
-    fn update(&self, key: Tensor, value: Tensor) -> (Tensor, Tensor) {
-        let keys = cat(&[&key], -2);
-        let values = cat(&[&value], -2);
-        self.layers.borrow_mut().push((keys.clone(), values.clone()));
-        (keys, values)
     }
 }
 
@@ -316,7 +303,7 @@ impl Network for Llama {
             let loss = causal_lm_loss(&logits, input_ids);
             release!(hidden);
             if self.keep_outputs {
-                pass.rebind_output(logits);
+                pass.rebind_output(logits, cache);
             } else {
                 release!(logits, cache);
             }

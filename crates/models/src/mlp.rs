@@ -23,6 +23,7 @@ struct Mlp {
     loss: MlpLoss,
     checkpoint: bool,
     keep_outputs: bool,
+    autocast: Option<Dtype>,
     layers: Vec<Rc<Linear>>,
 }
 
@@ -44,6 +45,7 @@ impl MlpConfig {
             loss: setup.mlp_loss,
             checkpoint: setup.checkpoint == Checkpoint::Full,
             keep_outputs: setup.keep_outputs,
+            autocast: setup.autocast,
             layers,
         };
         Built { network: Box::new(network), parameters, buffers }
@@ -56,6 +58,12 @@ impl Network for Mlp {
     }
 
     fn forward(&self, x: &Tensor, pass: &mut Pass) {
+        x.session().autocast(self.autocast, || self.run(x, pass));
+    }
+}
+
+impl Mlp {
+    fn run(&self, x: &Tensor, pass: &mut Pass) {
         let session = Rc::clone(x.session());
         let mut hidden = x.clone();
         for (index, layer) in self.layers.iter().enumerate() {
@@ -72,7 +80,7 @@ impl Network for Mlp {
                 }
             });
         }
-        pass.rebind_output(hidden.clone());
+        pass.rebind_output(hidden.clone(), None);
         let out = hidden;
         let loss = session.scoped("loss", || match self.loss {
             MlpLoss::MeanSquare => {

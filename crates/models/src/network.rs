@@ -4,17 +4,19 @@ use std::rc::Rc;
 
 use engine::{Session, Tensor};
 
+use crate::causal_lm::Cache;
+
 /// The names that a plain training script keeps bound from one micro-batch to the next.
 #[derive(Default)]
 pub(crate) struct Pass {
-    output: Option<Tensor>,
+    output: Option<(Tensor, Option<Cache>)>,
     loss: Option<Tensor>,
 }
 
 impl Pass {
     /// `out = …`: the previous output dies once the new one is there.
-    pub(crate) fn rebind_output(&mut self, output: Tensor) {
-        self.output = Some(output);
+    pub(crate) fn rebind_output(&mut self, output: Tensor, cache: Option<Cache>) {
+        self.output = Some((output, cache));
     }
 
     /// `del out`.

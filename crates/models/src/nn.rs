@@ -154,8 +154,9 @@ impl RmsNorm {
             let shifted = variance.add_scalar();
             let scale = shifted.rsqrt();
             release!(shifted);
-            hidden = hidden.mul(&scale);
+            let product = hidden.mul(&scale);
             release!(scale);
+            hidden = product;
             let cast = hidden.to(input.dtype());
             let out = self.weight.mul(&cast);
             release!(cast, hidden, variance);

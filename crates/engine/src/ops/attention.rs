@@ -192,10 +192,7 @@ fn flash(query: &Tensor, key: &Tensor, value: &Tensor, dropout: f64) -> Tensor {
         let session = call.grad().session();
         // The kernel takes the gradient in (b, s, h, d) order; another layout is copied.
         let grad = call.grad().transpose(1, 2).contiguous();
-        let (key, query, value) = (call.saved(0), call.saved(1), call.saved(2));
-        let dq = query.empty_like("sdpa_backward.query", query.dtype());
-        let dk = key.empty_like("sdpa_backward.key", key.dtype());
-        let dv = value.empty_like("sdpa_backward.value", value.dtype());
+        let (dq, dk, dv) = gradients_like_inputs(call, 0);
         let rows = e.b * e.h * up(e.s, 128);
         let delta = session.scratch(rows * 4, "sdpa_backward.delta");
         let dq_accumulator = session.scratch(rows * up(e.d, 32) * 4, "sdpa_backward.dq_accumulator");
@@ -206,6 +203,18 @@ fn flash(query: &Tensor, key: &Tensor, value: &Tensor, dropout: f64) -> Tensor {
     });
     crate::release!(lse, seed, unused);
     out
+}
+
+/// Gradients laid out like query, key and value, which are saved from `first` on (key, query, value).
+fn gradients_like_inputs(call: &Call<'_>, first: usize) -> (Tensor, Tensor, Tensor) {
+    let like = |what, index: usize| {
+        let input = call.saved(first + index);
+        input.empty_like(what, input.dtype())
+    };
+    let dq = like("sdpa_backward.query", 1);
+    let dk = like("sdpa_backward.key", 0);
+    let dv = like("sdpa_backward.value", 2);
+    (dq, dk, dv)
 }
 
 /// Buffers for the gradients of query, key and value, whether all are wanted or not.
@@ -323,12 +332,13 @@ fn cudnn(query: &Tensor, key: &Tensor, value: &Tensor, mask: Option<&Tensor>) ->
     if let Some(bias) = &bias {
         op.save(bias);
     }
+    let first = usize::from(bias.is_some());
     op.save(key);
     op.save(query);
     op.save(value);
     let seed = Tensor::empty(session, "sdpa.rng_seed", [], Dtype::Int64);
     let offset = Tensor::empty(session, "sdpa.rng_offset", [], Dtype::Int64);
-    let out = e.strided(session, "sdpa", e.h, query.dtype());
+    let out = query.empty_like("sdpa", query.dtype());
     let lse = Tensor::empty(session, "sdpa.logsumexp", [e.b, e.h, e.s], Dtype::Fp32);
     session.add_flops(e.flops());
     op.save_result(&lse);
@@ -337,7 +347,7 @@ fn cudnn(query: &Tensor, key: &Tensor, value: &Tensor, mask: Option<&Tensor>) ->
     op.save_result(&seed);
     let out = op.finish(out, move |call| {
         let session = call.grad().session();
-        let (dq, dk, dv) = input_gradients(call, e);
+        let (dq, dk, dv) = gradients_like_inputs(call, first);
         drop(session.scratch(e.b * e.h * e.s * (e.d + 1) * 4, "sdpa_backward.cudnn_workspace"));
         session.add_flops(e.flops() / 2 * 5);
         vec![Some(dq), Some(dk), Some(dv)]
@@ -386,7 +396,7 @@ fn math(query: &Tensor, key: &Tensor, value: &Tensor, attention: Attention<'_>) 
     let unused = weights.to(origin);
     let out = weights.matmul(&values);
     let result = out.to(origin);
-    crate::release!(out, unused, weights, values, keys, scaled, bias, value, key, query);
+    crate::release!(out, weights, values, keys, scaled, bias, value, key, query, unused);
     result
 }
 

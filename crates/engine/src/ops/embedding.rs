@@ -23,6 +23,11 @@ pub(crate) fn sort_workspace(count: u64, bits: u64) -> u64 {
     255 + 256 * (1 + 8 * passes) + 1024 * count.div_ceil(4608) + double_buffer
 }
 
+/// Temporary storage of CUB's device scan over `count` int64 values, in bytes.
+pub fn scan_workspace(count: u64) -> u64 {
+    look_back_workspace(count, 896)
+}
+
 /// Temporary storage of a CUB pass with decoupled look-back over `count` items in tiles of `tile`.
 fn look_back_workspace(count: u64, tile: u64) -> u64 {
     511 + align256(16 * (32 + count.div_ceil(tile)))
@@ -75,7 +80,7 @@ fn sorted_backward(session: &Rc<Session>, count: u64, weight: Dims, dtype: Dtype
     drop(dummy);
     let part_counts = session.scratch(segments * 8, "embedding_backward.parts");
     let part_offsets = session.scratch(segments * 8, "embedding_backward.parts");
-    drop(session.scratch(look_back_workspace(segments, 896), "embedding_backward.scan"));
+    drop(session.scratch(scan_workspace(segments), "embedding_backward.scan"));
     let part_total = session.scratch(8, "embedding_backward.count");
     let part_starts = session.scratch(parts * 8, "embedding_backward.parts");
     let sums = session.scratch(parts * width * 4, "embedding_backward.sums");

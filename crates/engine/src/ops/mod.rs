@@ -3,7 +3,7 @@
 pub(crate) mod attention;
 mod elementwise;
 pub(crate) use elementwise::Floating;
-mod embedding;
+pub(crate) mod embedding;
 pub(crate) mod join;
 mod loss;
 mod norm;
