@@ -155,9 +155,9 @@ fn flash(query: &Tensor, key: &Tensor, value: &Tensor, dropout: f64) -> Tensor {
     let head = query.size(-1);
     if head % 8 != 0 {
         let size = up(head, 8);
-        let value = value.pad_last(size);
-        let key = key.pad_last(size);
         let query = query.pad_last(size);
+        let key = key.pad_last(size);
+        let value = value.pad_last(size);
         let out = flash(&query, &key, &value, dropout);
         return out.narrow(-1, 0, head);
     }
@@ -190,15 +190,16 @@ fn flash(query: &Tensor, key: &Tensor, value: &Tensor, dropout: f64) -> Tensor {
     op.save_result(&unused);
     let out = op.finish(out, move |call| {
         let session = call.grad().session();
-        // The kernel takes the gradient in (b, s, h, d) order; another layout is copied.
+        // The kernel takes the gradient and the result in (b, s, h, d) order; another layout is copied.
         let grad = call.grad().transpose(1, 2).contiguous();
+        let out = call.saved(4).transpose(1, 2).contiguous();
         let (dq, dk, dv) = gradients_like_inputs(call, 0);
         let rows = e.b * e.h * up(e.s, 128);
         let delta = session.scratch(rows * 4, "sdpa_backward.delta");
         let dq_accumulator = session.scratch(rows * up(e.d, 32) * 4, "sdpa_backward.dq_accumulator");
         let expanded = expanded_gradients(call, e);
         session.add_flops(e.flops() / 2 * 5);
-        crate::release!(expanded, dq_accumulator, delta, grad);
+        crate::release!(expanded, dq_accumulator, delta, out, grad);
         vec![Some(dq), Some(dk), Some(dv)]
     });
     crate::release!(lse, seed, unused);
@@ -276,8 +277,8 @@ fn efficient(query: &Tensor, key: &Tensor, value: &Tensor, attention: Attention<
             Tensor::empty(session, "sdpa_backward.delta", rows, Dtype::Fp32)
         } else {
             let product = e.strided(session, "sdpa_backward.product", e.h, Dtype::Fp32);
-            let sum = Tensor::empty(session, "sdpa_backward.delta", rows, Dtype::Fp32);
-            let delta = Tensor::empty(session, "sdpa_backward.delta", rows, Dtype::Fp32);
+            let sum = Tensor::empty(session, "sdpa_backward.delta", [e.b, e.s, e.h], Dtype::Fp32);
+            let delta = sum.transpose(1, 2).contiguous();
             crate::release!(sum, product);
             delta
         };
@@ -390,13 +391,13 @@ fn math(query: &Tensor, key: &Tensor, value: &Tensor, attention: Attention<'_>) 
     let mut scores = scaled.matmul(&transposed);
     drop(transposed);
     scores = scores.add_mask_in_place();
-    let weights = scores.safe_softmax();
+    let mut weights = scores.safe_softmax();
     drop(scores);
-    let weights = if attention.dropout > 0.0 { weights.dropout(attention.dropout) } else { weights };
+    weights = weights.dropout(attention.dropout);
     let unused = weights.to(origin);
     let out = weights.matmul(&values);
     let result = out.to(origin);
-    crate::release!(out, weights, values, keys, scaled, bias, value, key, query, unused);
+    crate::release!(out, weights, keys, values, scaled, bias, value, key, query, unused);
     result
 }
 
