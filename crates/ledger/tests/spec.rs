@@ -1,5 +1,7 @@
 //! The vectors of the specification, by document and section.
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
 use ledger::{
     Bytes, Category, CompareError, DeviceId, Entry, Found, Ledger, Measure, Named, Peak, ReconcileError,
     Reconciliation, Signal, StateError, StateProblem, States, compare, holders, reconcile, replay,

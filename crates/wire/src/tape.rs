@@ -18,12 +18,14 @@ pub(crate) const FAMILY: &[u8] = b"vramledger-tape/";
 const FORMAT: &str = "vramledger-tape/1";
 const FORMAT_LINE: &[u8] = b"vramledger-tape/1\n";
 
-/// The most bytes behind the compression: about 50 million events.
-const MAX_BODY: u64 = 1 << 30;
+/// The most bytes behind the compression: about 27 million events.
+const MAX_BODY: u64 = 1 << 29;
 /// The most names, layouts or labels: each takes more memory than bytes in the file.
 const MAX_TABLE: usize = 1 << 22;
 /// The most bytes of what is known of the run besides.
 const MAX_ABOUT: usize = 1 << 26;
+/// The most bytes of a name.
+const MAX_TEXT: usize = 1 << 24;
 /// The most dimensions of a shape.
 const MAX_RANK: usize = u8::MAX as usize;
 /// The events whose columns lie together.
@@ -94,6 +96,8 @@ fn head(about: &About, tape: &Tape) -> Result<Vec<u8>, WriteError> {
     within("names", MAX_TABLE, tape.names().len())?;
     within("layouts", MAX_TABLE, tape.layouts().len())?;
     within("labels", MAX_TABLE, tape.labels().len())?;
+    let texts = tape.devices.iter().map(|device| &device.name).chain(&tape.phases).chain(tape.names());
+    within("bytes in a name", MAX_TEXT, texts.map(String::len).max().unwrap_or(0))?;
     let about = serde_json::to_string(about).map_err(|error| WriteError::Compression(error.into()))?;
     within("bytes of what is known besides", MAX_ABOUT, about.len())?;
 
@@ -172,6 +176,11 @@ fn write_events(tape: &Tape, times: usize, out: &mut impl Write) -> io::Result<(
 /// # Errors
 /// What is wrong with it. No input makes it panic, or take more memory than the limits of the form.
 pub fn read_tape(bytes: &[u8]) -> Result<(About, Tape), ReadError> {
+    read_within(MAX_BODY, bytes)
+}
+
+/// Reads a tape file whose body has at most `limit` bytes.
+fn read_within(limit: u64, bytes: &[u8]) -> Result<(About, Tape), ReadError> {
     let Some(frame) = bytes.strip_prefix(FORMAT_LINE) else {
         let line = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
         let format = ledger::clip(&String::from_utf8_lossy(&line[..line.len().min(200)]));
@@ -181,7 +190,7 @@ pub fn read_tape(bytes: &[u8]) -> Result<(About, Tape), ReadError> {
         });
     };
     let decoder = zstd::Decoder::with_buffer(frame).map_err(ReadError::Damaged)?.single_frame();
-    let mut body = In(BufReader::with_capacity(1 << 16, decoder.take(MAX_BODY)));
+    let mut body = In(BufReader::with_capacity(1 << 16, decoder.take(limit)));
     let about = body.text(MAX_ABOUT)?;
     let document = |source| ReadError::Document { document: "tape", source };
     let about: About = serde_json::from_str(&about).map_err(document)?;
@@ -202,7 +211,7 @@ fn read_head(body: &mut In<impl Read>) -> Result<Tape, ReadError> {
     let unit = decode(&UNITS, body.u8()?, "unit")?;
     let mut devices = Vec::new();
     for _ in 0..body.u16()? {
-        let name = body.text(MAX_BODY as usize)?;
+        let name = body.text(MAX_TEXT)?;
         let kind = decode(&KINDS_OF_DEVICE, body.u8()?, "kind of device")?;
         let mut amount = || match body.u64()? {
             UNKNOWN => Ok(None),
@@ -214,11 +223,11 @@ fn read_head(body: &mut In<impl Read>) -> Result<Tape, ReadError> {
     let mut tape = Tape::new(unit, devices);
     tape.phases.clear();
     for _ in 0..body.u16()? {
-        let phase = body.text(MAX_BODY as usize)?;
+        let phase = body.text(MAX_TEXT)?;
         tape.phases.push(phase);
     }
     for index in 0..table(body.u32()?, "names")? {
-        let text = body.text(MAX_BODY as usize)?;
+        let text = body.text(MAX_TEXT)?;
         new(tape.intern(&text).index(), index, "name")?;
     }
     for index in 0..table(body.u32()?, "layouts")? {
@@ -468,4 +477,25 @@ fn table(count: u32, what: &str) -> Result<usize, ReadError> {
 /// That an interned value was not there before: else the handles behind it would shift.
 fn new(found: usize, index: usize, what: &str) -> Result<(), ReadError> {
     if found == index { Ok(()) } else { Err(bad(format!("the same {what} at {found} and {index}"))) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bomb_is_stopped_at_the_limit_of_the_form() {
+        let about = About::new(ledger::Provenance::Estimated);
+        let mut tape = Tape::new(Unit::Block, vec![]);
+        let name = tape.intern("n");
+        let (owner, category, saved) = (None, Category::Buffer, false);
+        let label = tape.intern_label(Label { name, owner, category, saved });
+        for _ in 0..100_000 {
+            tape.new_object(Object { label, layout: None }).unwrap();
+        }
+        let bomb = write_tape(&about, &tape).unwrap();
+        assert!(bomb.len() < 1000);
+        assert!(read_within(1 << 20, &bomb).is_ok());
+        assert!(matches!(read_within(1 << 19, &bomb), Err(ReadError::Damaged(_))));
+    }
 }
