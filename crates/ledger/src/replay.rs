@@ -523,13 +523,13 @@ impl<'a> Replay<'a> {
         let blocks = if measure == Measure::Requested { &[] } else { self.blocks.as_slice() };
         let mut contributors = rows(tape, held.shares(tape, device, blocks));
         let bytes = Bytes::new(best.bytes);
-        let mut objects: Bytes = contributors.iter().map(|row| row.bytes).sum();
-        if objects > bytes {
-            // The tape's segments are not all of them: they cannot hold its objects.
+        let objects: Bytes = contributors.iter().map(|row| row.bytes).sum();
+        // A recording that begins in the middle may not know segments enough for its objects.
+        let plausible = objects <= bytes;
+        if !plausible {
             contributors.clear();
-            objects = Bytes::ZERO;
         }
-        let mut open = bytes - objects;
+        let mut open = if plausible { bytes - objects } else { bytes };
         let mut explain = |name: &str, amount: Bytes, count: u64| {
             let amount = amount.min(open);
             if amount > Bytes::ZERO {
@@ -538,7 +538,7 @@ impl<'a> Replay<'a> {
                 contributors.push(Contributor { name: name.into(), category, bytes: amount, count, saved });
             }
         };
-        if let Some(allocated) = ladder.allocated {
+        if let Some(allocated) = ladder.allocated.filter(|_| plausible) {
             explain(Contributor::ROUNDING, allocated.saturating_sub(objects), 0);
             if measure == Measure::Reserved
                 && let Some(active) = ladder.active
