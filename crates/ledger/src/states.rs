@@ -78,7 +78,7 @@ pub enum StateError {
     #[error("state {index} (`{name}`): {problem}")]
     Bad { index: usize, name: String, problem: StateProblem },
     #[error("the states are too large together: {0}")]
-    TooLarge(#[from] TapeError),
+    TooLarge(TapeError),
 }
 
 /// What is wrong with a state.
@@ -220,7 +220,7 @@ impl States {
             let name = tape.intern(&state.name);
             let label =
                 tape.intern_label(Label { name, owner: None, category: state.category, saved: false });
-            tape.new_object(Object { label, layout: None })?;
+            tape.new_object(Object { label, layout: None }).map_err(StateError::TooLarge)?;
         }
         let training_step = self.phases == Phase::NAMES;
         // By first phase, those of no bytes first: so all of a phase are there when its peak is reached.
@@ -242,7 +242,7 @@ impl States {
                 tape.push(Event::Free(ObjectId(index as u32)));
             }
         }
-        tape.validate()?;
+        tape.validate().map_err(StateError::TooLarge)?;
         Ok(tape)
     }
 }
@@ -270,13 +270,15 @@ fn bytes_of_mib(size: f64) -> Result<Bytes, StateProblem> {
     if bytes >= BELOW { Err(StateProblem::TooLarge { size }) } else { Ok(Bytes::new(bytes as u64)) }
 }
 
-/// Enough of a text for a message: what somebody wrote may be of any length.
+/// Enough of a text for a message: what somebody wrote may be of any length and steer a terminal.
 pub fn clip(text: &str) -> String {
     const ENOUGH: usize = 100;
-    match text.char_indices().nth(ENOUGH) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.into(),
+    let plain = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
+    let mut clipped: String = text.chars().take(ENOUGH).map(plain).collect();
+    if text.chars().nth(ENOUGH).is_some() {
+        clipped.push('…');
     }
+    clipped
 }
 
 /// The categories a hand-written state may have.

@@ -50,7 +50,7 @@ impl Document {
     }
 
     fn read_object(json: &[u8]) -> Result<Self, ReadError> {
-        let probe: Probe = serde_json::from_slice(json).map_err(ReadError::Json)?;
+        let probe: Probe = serde_json::from_slice(json).map_err(|error| ReadError::json("JSON", &error))?;
         let format = match probe.format {
             Field::Text(format) => format,
             Field::Missing if probe.states.is_some() => {
@@ -77,8 +77,7 @@ impl Document {
 
 impl Ledger {
     fn read(json: &[u8]) -> Result<Self, ReadError> {
-        let document = |source| ReadError::Document { document: "ledger", source };
-        let ledger: Self = serde_json::from_slice(json).map_err(document)?;
+        let ledger: Self = serde_json::from_slice(json).map_err(|error| ReadError::json("ledger", &error))?;
         ledger.books()?;
         Ok(ledger)
     }

@@ -66,19 +66,19 @@ struct Timeline {
 
 /// Reads the list form.
 pub(crate) fn read_list(json: &[u8]) -> Result<States, ReadError> {
-    let raw: Vec<RawState> = serde_json::from_slice(json).map_err(document)?;
+    let raw: Vec<RawState> = serde_json::from_slice(json).map_err(unreadable)?;
     check(States::default(), &raw)
 }
 
 /// Reads the form with `states` and perhaps `phases`.
 pub(crate) fn read_timeline(json: &[u8]) -> Result<States, ReadError> {
-    let raw: Timeline = serde_json::from_slice(json).map_err(document)?;
+    let raw: Timeline = serde_json::from_slice(json).map_err(unreadable)?;
     let states = raw.phases.map_or_else(|| Ok(States::default()), States::with_phases)?;
     check(states, &raw.states)
 }
 
-fn document(source: serde_json::Error) -> ReadError {
-    ReadError::Document { document: "states", source }
+fn unreadable(error: serde_json::Error) -> ReadError {
+    ReadError::json("states", &error)
 }
 
 fn check(mut states: States, raw: &[RawState]) -> Result<States, ReadError> {

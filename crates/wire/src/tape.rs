@@ -72,7 +72,7 @@ const CATEGORIES: [Category; 11] = [
 /// # Errors
 /// A tape that is not consistent or beyond the limits of the form.
 pub fn write_tape(about: &About, tape: &Tape) -> Result<Vec<u8>, WriteError> {
-    tape.validate()?;
+    tape.validate().map_err(WriteError::Inconsistent)?;
     let head = head(about, tape)?;
     let times = (0..tape.len()).take_while(|index| tape.time_us(*index).is_some()).count();
     let body = head.len() as u64 + tape.len() as u64 * EVENT_BYTES + times as u64 * 8;
@@ -192,8 +192,7 @@ fn read_within(limit: u64, bytes: &[u8]) -> Result<(About, Tape), ReadError> {
     let decoder = zstd::Decoder::with_buffer(frame).map_err(ReadError::Damaged)?.single_frame();
     let mut body = In(BufReader::with_capacity(1 << 16, decoder.take(limit)));
     let about = body.text(MAX_ABOUT)?;
-    let document = |source| ReadError::Document { document: "tape", source };
-    let about: About = serde_json::from_str(&about).map_err(document)?;
+    let about: About = serde_json::from_str(&about).map_err(|error| ReadError::json("tape", &error))?;
     let mut tape = read_head(&mut body)?;
     read_events(&mut body, &mut tape)?;
     if !body.0.fill_buf().map_err(ReadError::Damaged)?.is_empty() {
@@ -203,7 +202,7 @@ fn read_within(limit: u64, bytes: &[u8]) -> Result<(About, Tape), ReadError> {
     if !frame.fill_buf().map_err(ReadError::Damaged)?.is_empty() {
         return Err(bad("more after its compressed part"));
     }
-    tape.validate()?;
+    tape.validate().map_err(ReadError::Inconsistent)?;
     Ok((about, tape))
 }
 
@@ -248,7 +247,7 @@ fn read_head(body: &mut In<impl Read>) -> Result<Tape, ReadError> {
     for _ in 0..body.u64()? {
         let label = LabelId(body.u32()?);
         let layout = body.handle(&layouts, "layout")?;
-        tape.new_object(Object { label, layout })?;
+        tape.new_object(Object { label, layout }).map_err(ReadError::Inconsistent)?;
     }
     Ok(tape)
 }

@@ -21,7 +21,7 @@ macro_rules! json_words {
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 let word = Cow::<str>::deserialize(deserializer)?;
-                word.parse().map(Self).map_err(|()| D::Error::custom(format!(concat!("unknown ", $what, " `{}`"), word)))
+                word.parse().map(Self).map_err(|()| D::Error::custom(format!(concat!("unknown ", $what, " `{}`"), ledger::clip(&word))))
             }
         }
 

@@ -126,7 +126,10 @@ fn a_ledger_of_wrong_types_is_refused_with_the_place() {
         *document.pointer_mut(pointer).unwrap() = with;
         read(&document).unwrap_err()
     };
+    let long = "\u{1b}[31m".repeat(1 << 18);
     for (pointer, with) in [
+        ("/peaks/requested/bytes", json!(long)),
+        ("/provenance", json!(long)),
         ("/peaks/requested/bytes", json!("120")),
         ("/peaks/requested/bytes", json!(true)),
         ("/peaks/requested/bytes", json!(-1)),
