@@ -22,6 +22,8 @@ const FORMAT_LINE: &[u8] = b"vramledger-tape/1\n";
 const MAX_BODY: u64 = 1 << 29;
 /// The most names, layouts or labels: each takes more memory than bytes in the file.
 const MAX_TABLE: usize = 1 << 22;
+/// The most marks times devices: a ledger may have a row for each.
+const MAX_ROWS: usize = 1 << 20;
 /// The most bytes of what is known of the run besides.
 const MAX_ABOUT: usize = 1 << 26;
 /// The most bytes of a name.
@@ -93,6 +95,8 @@ fn head(about: &About, tape: &Tape) -> Result<Vec<u8>, WriteError> {
     };
     within("devices", usize::from(u16::MAX), tape.devices.len())?;
     within("phases", usize::from(u16::MAX), tape.phases.len())?;
+    let marks = tape.events().filter(|event| matches!(event, Event::Mark(_))).count();
+    within("marks times devices", MAX_ROWS, marks * tape.devices.len())?;
     within("names", MAX_TABLE, tape.names().len())?;
     within("layouts", MAX_TABLE, tape.layouts().len())?;
     within("labels", MAX_TABLE, tape.labels().len())?;
@@ -284,6 +288,11 @@ fn read_events(body: &mut In<impl Read>, tape: &mut Tape) -> Result<(), ReadErro
                     let (step, micro_batch) = (body.u32()?, Some(body.u32()?).filter(|number| *number > 0));
                     let phase = Phase(body.u16()?);
                     let text = body.handle(&names, "name")?;
+                    if (tape.marks().len() + 1) * tape.devices.len() > MAX_ROWS {
+                        return Err(bad(format!(
+                            "more marks times devices than {MAX_ROWS}, which are allowed"
+                        )));
+                    }
                     Event::Mark(tape.new_mark(Mark { step, micro_batch, phase, text }))
                 }
                 Some(event) => event,

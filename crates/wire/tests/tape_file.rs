@@ -144,6 +144,27 @@ fn an_inconsistent_tape_is_neither_written_nor_read() {
 }
 
 #[test]
+fn rows_of_a_ledger_are_bounded() {
+    let device = Device { name: "d".into(), kind: DeviceKind::Gpu, capacity: None, context: None };
+    let mut tape = Tape::new(Unit::Block, vec![device; 1 << 10]);
+    let mark = ledger::Mark { step: 1, micro_batch: None, phase: ledger::Phase::FORWARD, text: None };
+    (0..1 << 10).for_each(|_| tape.mark(mark));
+    let most = write_tape(&about(), &tape).unwrap();
+    assert!(read_tape(&most).is_ok());
+    // One mark more: its count, its columns and what it says, put into the body by hand.
+    let mut longer = body(&most);
+    let events = longer.len() - 1024 * (19 + 14) - 16;
+    longer[events..events + 8].copy_from_slice(&1025_u64.to_le_bytes());
+    longer.truncate(events + 16);
+    longer.extend(vec![9; 1025]);
+    longer.extend(vec![0; 1025 * 18]);
+    longer.extend([1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0].repeat(1025));
+    assert_eq!(error(&longer), "the tape has more marks times devices than 1048576, which are allowed");
+    tape.mark(mark);
+    assert!(matches!(write_tape(&about(), &tape), Err(WriteError::TooMany { count: 1_049_600, .. })));
+}
+
+#[test]
 fn the_codes_of_the_form_do_not_change() {
     // A file of every category, element type, unit and kind of device, byte by byte.
     let device = |kind| Device { name: "d".into(), kind, capacity: Some(Bytes::new(258)), context: None };
