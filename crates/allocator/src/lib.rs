@@ -1,1 +1,23 @@
 //! CUDACachingAllocator over a tape: allocated, reserved, whether it fits.
+//!
+//! Requested bytes are not what runs out: reserved bytes are. [`CachingAllocator`] follows a tape
+//! with the rules of PyTorch's CUDA caching allocator and predicts every block and segment, to the
+//! byte; it is a [`ledger::Meter`], so that the one replay can ask it. [`simulate`] compares what a
+//! tape would need under several [`Settings`].
+
+mod arena;
+mod blocks;
+mod device;
+mod expandable;
+mod meter;
+mod rules;
+mod settings;
+mod simulate;
+mod stats;
+
+pub use arena::AddressOrder;
+pub use device::{Action, DeviceMemory, Shortage, TieRule};
+pub use meter::{CachingAllocator, OutOfMemory};
+pub use settings::{Settings, SettingsError, SettingsWarning};
+pub use simulate::{DeviceReport, Report, memory_of, simulate};
+pub use stats::{PoolStat, Stat, Stats};

@@ -1,0 +1,168 @@
+//! Recorded runs of real PyTorch, replayed: every segment in its place, every peak to the byte.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use allocator::{Action, CachingAllocator, Settings, TieRule, memory_of, simulate};
+use ledger::{Bytes, Device, DeviceId, DeviceKind, Event, Mark, Meter, Phase, Tape};
+use serde_json::Value;
+
+#[path = "../../../xtask/src/events.rs"]
+mod events;
+
+const GPU: DeviceId = DeviceId(0);
+
+struct Case {
+    name: String,
+    settings: Settings,
+    tape: Tape,
+    truth: Value,
+}
+
+fn cases() -> Vec<Case> {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/truth/events");
+    let lines = std::fs::read_to_string(folder.join("cases.jsonl")).unwrap();
+    let case = |line: &str| {
+        let case: Value = serde_json::from_str(line).unwrap();
+        let name = case["id"].as_str().unwrap().strip_prefix("s-").unwrap().to_owned();
+        let device = Device {
+            name: case["setup"]["gpu"].as_str().unwrap().into(),
+            kind: DeviceKind::Gpu,
+            capacity: Some(bytes(&case["setup"]["capacity_bytes"])),
+            context: Some(bytes(&case["truth"]["context_bytes"])),
+        };
+        let (settings, warnings) = Settings::parse(case["setup"]["alloc_conf"].as_str().unwrap()).unwrap();
+        assert_eq!(warnings, []);
+        let tape = events::read(&folder.join(format!("{name}.csv.gz")), device).unwrap();
+        Case { name, settings, tape, truth: case["truth"].clone() }
+    };
+    let cases: Vec<Case> = lines.lines().map(case).collect();
+    assert_eq!(cases.len(), 39);
+    cases
+}
+
+fn bytes(value: &Value) -> Bytes {
+    Bytes::new(value.as_u64().unwrap())
+}
+
+fn allocator(case: &Case) -> CachingAllocator {
+    CachingAllocator::new(&case.settings, TieRule::SegmentCounter, &memory_of(&case.tape))
+}
+
+/// The segment event of the recording that a predicted action stands for.
+fn recorded(event: Event) -> Option<Action> {
+    match event {
+        Event::SegmentAlloc(segment) => Some(Action::SegmentAlloc(segment.bytes)),
+        Event::SegmentFree(segment) => Some(Action::SegmentFree(segment.bytes)),
+        Event::SegmentMap(segment) => Some(Action::SegmentMap(segment.bytes)),
+        Event::SegmentUnmap(segment) => Some(Action::SegmentUnmap(segment.bytes)),
+        Event::Oom { bytes, .. } => Some(Action::Oom(bytes)),
+        _ => None,
+    }
+}
+
+#[test]
+fn every_segment_event_is_predicted_in_its_place() {
+    for case in cases() {
+        let mut allocator = allocator(&case);
+        // The recording has them before the allocation that needs them.
+        let mut before = Vec::new();
+        let mut segment_events = 0;
+        for (index, event) in case.tape.events().enumerate() {
+            before.extend(recorded(event));
+            if matches!(
+                event,
+                Event::Alloc { .. } | Event::Free(_) | Event::FreeRequested(_) | Event::Oom { .. }
+            ) {
+                allocator.apply(index, event).unwrap();
+                assert_eq!(allocator.actions(), before, "{}, event {index}: {event:?}", case.name);
+                segment_events += before.len();
+                before.clear();
+            }
+        }
+        assert_eq!(before, [], "{}", case.name);
+        assert!(segment_events > 0, "{}", case.name);
+    }
+}
+
+#[test]
+fn peaks_retries_and_failures_are_those_of_the_run() {
+    for case in cases() {
+        let settings = std::slice::from_ref(&case.settings);
+        let reports = simulate(&case.tape, settings, TieRule::SegmentCounter, &memory_of(&case.tape));
+        let device = &reports[0].devices[0];
+        let name = &case.name;
+        assert_eq!(device.peak_allocated, bytes(&case.truth["peak_allocated_bytes"]), "{name}");
+        assert_eq!(device.peak_reserved, bytes(&case.truth["peak_reserved_bytes"]), "{name}");
+        assert_eq!(
+            device.stats.requested_bytes.all.peak,
+            bytes(&case.truth["peak_requested_bytes"]).get(),
+            "{name}"
+        );
+        assert_eq!(device.retries, case.truth["num_alloc_retries"].as_u64().unwrap(), "{name}");
+        assert_eq!(device.ooms, case.truth["num_ooms"].as_u64().unwrap(), "{name}");
+        assert_eq!(reports[0].fits, Some(case.truth["oom"].is_null()), "{name}");
+    }
+}
+
+#[test]
+fn each_phase_has_its_recorded_peaks_and_ends() {
+    type Row = [u64; 4];
+    for case in cases() {
+        let mut allocator = allocator(&case);
+        let mut rows: BTreeMap<(u32, Option<u32>, &str), Row> = BTreeMap::new();
+        let mut current = None;
+        for (index, event) in case.tape.events().enumerate() {
+            if let Event::Mark(mark) = event {
+                let Mark { step, micro_batch, phase: Phase(phase), .. } = case.tape.mark_of(mark);
+                current = Some((step, micro_batch, Phase::NAMES[usize::from(phase)]));
+            }
+            allocator.apply(index, event).unwrap();
+            let reading = allocator.reading(GPU).unwrap();
+            let row = rows.entry(current.unwrap()).or_default();
+            *row = [
+                row[0].max(reading.allocated.get()),
+                row[1].max(reading.reserved_high.get()),
+                reading.allocated.get(),
+                reading.reserved.get(),
+            ];
+        }
+        for phase in case.truth["phases"].as_array().unwrap() {
+            let key = (
+                phase["step"].as_u64().unwrap() as u32,
+                phase["micro_batch"].as_u64().map(|micro_batch| micro_batch as u32),
+                phase["phase"].as_str().unwrap(),
+            );
+            let figures =
+                ["peak_allocated_bytes", "peak_reserved_bytes", "end_allocated_bytes", "end_reserved_bytes"];
+            let expected = figures.map(|figure| phase[figure].as_u64().unwrap());
+            assert_eq!(rows[&key], expected, "{} {key:?}", case.name);
+        }
+    }
+}
+
+/// What is printed for the run that failed: "Tried to allocate 250.00 MiB. … total capacity of
+/// 1.22 GiB of which 136.00 MiB is free. … 517.88 MiB is allocated by PyTorch, and 46.12 MiB is
+/// reserved by PyTorch but unallocated."
+#[test]
+fn the_failure_tells_what_the_message_tells() {
+    let case = cases().into_iter().find(|case| case.name == "llama-oom").unwrap();
+    let memory = memory_of(&case.tape);
+    let settings = ["", "expandable_segments:True"].map(|text| Settings::parse(text).unwrap().0);
+    let reports = simulate(&case.tape, &settings, TieRule::SegmentCounter, &memory);
+    let failure = reports[0].failure.unwrap();
+    let mib = |bytes: Bytes| format!("{:.2}", bytes.get() as f64 / f64::from(1 << 20));
+    assert_eq!(failure.object, None);
+    assert_eq!(mib(failure.shortage.segment), "250.00");
+    assert_eq!(mib(failure.shortage.device_free.unwrap()), "136.00");
+    assert_eq!(mib(failure.shortage.allocated), "517.88");
+    assert_eq!(mib(failure.shortage.reserved - failure.shortage.allocated), "46.12");
+    assert_eq!(reports[0].devices[0].headroom.unwrap().get(), -(114 << 20));
+
+    // 136.00 free and 46.12 unallocated are less than 250: no setting helps.
+    assert_eq!(reports[1].fits, Some(false));
+
+    let roomy = [Some(allocator::DeviceMemory { total: None, ..memory[0].unwrap() })];
+    let report = &simulate(&case.tape, &settings, TieRule::SegmentCounter, &roomy)[0];
+    assert_eq!((report.fits, report.recorded_ooms_avoided), (None, 1));
+}
