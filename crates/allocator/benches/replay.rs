@@ -67,7 +67,8 @@ fn fragmented() -> Tape {
             tape.push(Event::Free(alive.swap_remove(index)));
         }
         let object = tape.new_object(object).expect("fewer than 2^32 objects");
-        let bytes = Bytes::new(1 + next(1 << (9 + next(15))));
+        let magnitude = 9 + next(15);
+        let bytes = Bytes::new(1 + next(1 << magnitude));
         tape.push(Event::Alloc { object, bytes, device: DeviceId(0), stream: Stream(0), pool: Pool(0) });
         alive.push(object);
     }

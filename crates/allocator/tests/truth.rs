@@ -1,5 +1,7 @@
 //! Recorded runs of real PyTorch, replayed: every segment in its place, every peak to the byte.
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails, helpers included")]
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
