@@ -1,8 +1,10 @@
 //! The tables of blocks, segments and pools: dense arrays, handles that are indices.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use ledger::{Pool, Stream};
+
+use crate::rules::MIN_BLOCK;
 
 /// An index into [`Blocks`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -19,7 +21,7 @@ impl BlockId {
 
 /// What a block is at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub enum State {
     /// Cached, in its pool's set of free blocks.
     Free,
     /// Handed out.
@@ -64,17 +66,18 @@ impl Block {
 pub(crate) struct Segment {
     /// When it was taken, counted over the segments of the device: the tie-break since torch 2.15.
     pub(crate) counter: u64,
+    /// Its first address.
+    pub(crate) base: u64,
     /// An index into the block pools of the device.
     pub(crate) pool: u32,
     pub(crate) stream: Stream,
-    /// Of an expandable segment, its whole address range and its page.
+    /// Of an expandable segment, its whole address space and its page.
     pub(crate) expandable: Option<Expandable>,
 }
 
-/// The address range of an expandable segment.
+/// The address space of an expandable segment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Expandable {
-    pub(crate) base: u64,
     pub(crate) size: u64,
     pub(crate) page: u64,
 }
@@ -106,6 +109,13 @@ impl<T> Slab<T> {
     pub(crate) fn remove(&mut self, index: u32) {
         self.vacant.push(index);
     }
+
+    /// The places in use.
+    pub(crate) fn indices(&self) -> impl Iterator<Item = u32> {
+        let mut used = vec![true; self.entries.len()];
+        self.vacant.iter().for_each(|index| used[*index as usize] = false);
+        (0..used.len() as u32).filter(move |index| used[*index as usize])
+    }
 }
 
 impl<T> std::ops::Index<u32> for Slab<T> {
@@ -134,20 +144,37 @@ impl std::ops::IndexMut<BlockId> for Slab<Block> {
     }
 }
 
-/// A free block in the order in which blocks are tried: the smallest first, ties by the segment's
-/// counter (0 where the tie rule knows none) and the address.
+/// The place of a free block in the order in which blocks are tried: the smallest first, then by a
+/// tie-break of 84 bits. One integer, because comparing such keys is most of a replay's work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct FreeKey {
-    pub(crate) size: u64,
-    pub(crate) counter: u64,
-    pub(crate) address: u64,
-    pub(crate) block: BlockId,
-}
+pub(crate) struct FreeKey(u128);
 
 impl FreeKey {
-    /// Before all blocks of `size`.
-    pub(crate) const fn least(size: u64) -> Self {
-        Self { size, counter: 0, address: 0, block: BlockId(0) }
+    const TIE_BITS: u32 = 84;
+
+    /// A block of `size` bytes in the segment taken as number `counter`, `offset` bytes from its
+    /// beginning.
+    pub(crate) fn by_segment(size: u64, counter: u64, offset: u64) -> Self {
+        Self::new(size, u128::from(counter) << 44 | u128::from(offset / MIN_BLOCK))
+    }
+
+    /// A block of `size` bytes at `address`.
+    pub(crate) fn by_address(size: u64, address: u64) -> Self {
+        Self::new(size, u128::from(address / MIN_BLOCK))
+    }
+
+    /// Before all blocks of `size` bytes.
+    pub(crate) fn least(size: u64) -> Self {
+        Self::new(size, 0)
+    }
+
+    /// The size of the block.
+    pub(crate) fn size(self) -> u64 {
+        (self.0 >> Self::TIE_BITS) as u64 * MIN_BLOCK
+    }
+
+    fn new(size: u64, tie: u128) -> Self {
+        Self(u128::from(size / MIN_BLOCK) << Self::TIE_BITS | tie)
     }
 }
 
@@ -169,7 +196,7 @@ pub(crate) struct BlockPool {
 /// The blocks of a pool that wait to be handed out on one stream.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StreamBlocks {
-    pub(crate) free: BTreeSet<FreeKey>,
+    pub(crate) free: BTreeMap<FreeKey, BlockId>,
     /// The unmapped ranges of expandable segments, by address.
     pub(crate) unmapped: BTreeMap<u64, BlockId>,
 }
@@ -205,6 +232,6 @@ impl BlockPool {
 
     /// The free blocks in the order of the pool: by stream, then as they are tried.
     pub(crate) fn free_blocks(&self) -> impl Iterator<Item = BlockId> + '_ {
-        self.streams.iter().flat_map(|(_, stream)| stream.free.iter().map(|key| key.block))
+        self.streams.iter().flat_map(|(_, stream)| stream.free.values().copied())
     }
 }

@@ -3,12 +3,12 @@
 //! The rules are those of PyTorch's `c10/cuda/CUDACachingAllocator.cpp`, release 2.15, which differ
 //! from earlier ones in the tie-break alone; each is told where it is applied.
 
-use ledger::{Bytes, Pool, Stream};
+use ledger::{ByteDelta, Bytes, Pool, Stream};
 use rustc_hash::FxHashMap;
 
 use crate::arena::{AddressOrder, Arena};
 use crate::blocks::{Block, BlockId, BlockPool, Expandable, FreeKey, Segment, Slab, State};
-use crate::rules::{DEVICE_PAGE, LARGEST_REQUEST, MIN_BLOCK, SMALL_LIMIT};
+use crate::rules::{DEVICE_PAGE, MIN_BLOCK, SMALL_LIMIT};
 use crate::settings::Settings;
 use crate::stats::Stats;
 
@@ -24,7 +24,7 @@ pub enum TieRule {
 /// The memory of a device, as far as the allocator is concerned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// All memory of the device; none: it never runs out.
+    /// All memory of the device; none: it never runs out, below 4 PiB.
     pub total: Option<Bytes>,
     /// What of it the allocator never gets: the CUDA context, libraries, other processes.
     pub outside: Bytes,
@@ -67,18 +67,20 @@ pub struct Shortage {
 }
 
 impl Shortage {
-    /// What a segment for the request could still have taken: what the device had left, or what a
-    /// memory fraction still allowed, whichever is less.
-    pub fn room(&self) -> Option<Bytes> {
+    /// What a segment for the request could still have taken, less that segment: negative. What the
+    /// device had left or what a memory fraction still allowed counts, whichever is less.
+    pub fn headroom(&self) -> Option<ByteDelta> {
         let allowed = self.allowed.map(|allowed| allowed.saturating_sub(self.reserved));
-        self.device_free.into_iter().chain(allowed).min()
+        let room = self.device_free.into_iter().chain(allowed).min()?;
+        Some(room.delta(self.segment.min(Bytes::MAX)))
     }
 }
 
 /// The address space of an expandable segment on a device of unknown size.
 pub(crate) const UNKNOWN_DEVICE: u64 = 1 << 46;
-/// No device is larger: sums of what is taken from it stay far from overflow.
-const LARGEST_DEVICE: u64 = 1 << 61;
+/// No device is larger, and no request: 4 PiB. Sums stay far from overflow, and sizes and offsets fit
+/// in a [`FreeKey`].
+const LARGEST_DEVICE: u64 = 1 << 52;
 
 /// The allocator of one device.
 #[derive(Clone, Debug)]
@@ -146,7 +148,7 @@ impl DeviceAllocator {
         stream: Stream,
         pool: Pool,
     ) -> Result<BlockId, Shortage> {
-        if requested > LARGEST_REQUEST {
+        if requested > LARGEST_DEVICE {
             return Err(self.out_of_memory(requested, requested, requested, stream, 0));
         }
         let size = self.settings.round(requested);
@@ -163,11 +165,6 @@ impl DeviceAllocator {
                     .then(|| self.take_from_device(size, segment, stream, pool))?
             })
             .or_else(|| {
-                // While a private pool is being allocated from, a graph may be under capture, and
-                // PyTorch must not wait for streams.
-                if self.pools[pool as usize].pool != Pool(0) {
-                    return None;
-                }
                 self.release_cached_blocks();
                 self.stats.num_alloc_retries += 1;
                 self.take_from_device(size, segment, stream, pool)
@@ -224,6 +221,12 @@ impl DeviceAllocator {
         self.pools[large..=large + 1].iter_mut().for_each(|half| half.released = true);
     }
 
+    /// The most that may be reserved; none where the device has no known limit.
+    pub(crate) fn limit(&self) -> Option<u64> {
+        let available = self.memory.total.map(|total| total.saturating_sub(self.memory.outside).get());
+        available.into_iter().chain(self.allowed).min()
+    }
+
     /// What is left on the device; none where it has no known limit.
     pub(crate) fn device_free(&self) -> Option<u64> {
         self.memory
@@ -255,7 +258,7 @@ impl DeviceAllocator {
         half.searches += u64::from(counts);
         let free = &mut half.stream(stream).free;
         let mut candidates = free.range(FreeKey::least(size)..);
-        let mut key = *candidates.next()?;
+        let (mut key, mut found) = candidates.next()?;
         if self.settings.expandable_segments {
             // A block counts with the address space behind it: it may grow. A larger block that
             // can grow less is the better fit.
@@ -264,21 +267,22 @@ impl DeviceAllocator {
                 let next = block.next.some().map(|next| &blocks[next]);
                 block.size + next.filter(|next| next.state == State::Unmapped).map_or(0, |next| next.size)
             };
-            for next in candidates {
-                if room(next.block) >= room(key.block) {
+            for (next, block) in candidates {
+                if room(*block) >= room(*found) {
                     break;
                 }
-                key = *next;
+                (key, found) = (next, block);
             }
         }
         // A block that may not be split serves only requests that large, and not much smaller ones.
         let split = self.max_split;
         let most = size.saturating_add(self.settings.max_non_split_rounding.get());
-        if (size < split && key.size >= split) || (size >= split && key.size >= most) {
+        let (key, found) = (*key, *found);
+        if (size < split && key.size() >= split) || (size >= split && key.size() >= most) {
             return None;
         }
         free.remove(&key);
-        Some(key.block)
+        Some(found)
     }
 
     /// Marks `id`, which is in no set, as handed out; splits off what is not needed of it.
@@ -413,11 +417,13 @@ impl DeviceAllocator {
 
     fn free_key(&self, id: BlockId) -> FreeKey {
         let block = &self.blocks[id];
-        let counter = match self.tie {
-            TieRule::SegmentCounter => self.segments[block.segment].counter,
-            TieRule::Address(_) => 0,
-        };
-        FreeKey { size: block.size, counter, address: block.address, block: id }
+        match self.tie {
+            TieRule::SegmentCounter => {
+                let segment = &self.segments[block.segment];
+                FreeKey::by_segment(block.size, segment.counter, block.address - segment.base)
+            }
+            TieRule::Address(_) => FreeKey::by_address(block.size, block.address),
+        }
     }
 
     pub(crate) fn insert_free(&mut self, id: BlockId) {
@@ -425,7 +431,7 @@ impl DeviceAllocator {
         let segment = &self.segments[self.blocks[id].segment];
         let half = &mut self.pools[segment.pool as usize];
         self.blocks[id].free_since = half.searches;
-        half.stream(segment.stream).free.insert(key);
+        half.stream(segment.stream).free.insert(key, id);
     }
 
     pub(crate) fn remove_free(&mut self, id: BlockId) {
@@ -458,9 +464,9 @@ impl DeviceAllocator {
         if self.settings.expandable_segments {
             return self.expand(size, stream, pool);
         }
-        self.take_pages(segment)?;
+        self.take_memory(1, segment)?;
         let Some(address) = self.arena.take(segment) else {
-            self.give_pages(segment);
+            self.give_memory(1, segment);
             return None;
         };
         let small = self.pools[pool as usize].small;
@@ -486,23 +492,23 @@ impl DeviceAllocator {
     ) -> BlockId {
         let counter = self.segments_taken;
         self.segments_taken += 1;
-        let segment = self.segments.insert(Segment { counter, pool, stream, expandable });
+        let segment = self.segments.insert(Segment { counter, base: address, pool, stream, expandable });
         let (prev, next) = (BlockId::NONE, BlockId::NONE);
         let block =
             Block { address, size, requested: 0, object: 0, prev, next, segment, state, free_since: 0 };
         BlockId(self.blocks.insert(block))
     }
 
-    /// Takes `bytes` in whole device pages, where the device has them.
-    pub(crate) fn take_pages(&mut self, bytes: u64) -> Option<()> {
-        let free = self.device_free().unwrap_or(LARGEST_DEVICE - self.taken.min(LARGEST_DEVICE));
-        let pages = bytes.checked_next_multiple_of(DEVICE_PAGE).filter(|pages| *pages <= free)?;
-        self.taken += pages;
+    /// Takes `count` pieces of `bytes` from the device, each in whole device pages, where it has them.
+    pub(crate) fn take_memory(&mut self, count: u64, bytes: u64) -> Option<()> {
+        let free = self.device_free().unwrap_or(u64::MAX).min(LARGEST_DEVICE - self.taken);
+        let pages = bytes.checked_next_multiple_of(DEVICE_PAGE)?.checked_mul(count)?;
+        self.taken += Some(pages).filter(|pages| *pages <= free)?;
         Some(())
     }
 
-    pub(crate) fn give_pages(&mut self, bytes: u64) {
-        self.taken -= bytes.next_multiple_of(DEVICE_PAGE);
+    pub(crate) fn give_memory(&mut self, count: u64, bytes: u64) {
+        self.taken -= bytes.next_multiple_of(DEVICE_PAGE) * count;
     }
 
     /// Counts `bytes` more of reserved memory.
@@ -516,7 +522,7 @@ impl DeviceAllocator {
         self.remove_free(id);
         let block = self.blocks[id];
         let small = self.pools[self.segments[block.segment].pool as usize].small;
-        self.give_pages(block.size);
+        self.give_memory(1, block.size);
         self.arena.give_back(block.address, block.size);
         self.stats.segment.decrease(small, 1);
         self.stats.reserved_bytes.decrease(small, block.size);
@@ -591,20 +597,19 @@ impl DeviceAllocator {
         }
         let wanted = size.max(self.max_split);
         let free = &self.pools[pool as usize].stream(stream).free;
-        if let Some(key) = free.range(FreeKey::least(wanted)..).next() {
-            let block = key.block;
+        if let Some((_, &block)) = free.range(FreeKey::least(wanted)..).next() {
             self.release_block(block);
             return true;
         }
-        let largest = free.iter().rev().take_while(|key| key.size >= self.max_split);
+        let largest = free.iter().rev().take_while(|(key, _)| key.size() >= self.max_split);
         let mut released = 0;
         let mut chosen = Vec::new();
-        for key in largest {
+        for (key, block) in largest {
             if released >= wanted {
                 break;
             }
-            released += key.size;
-            chosen.push(key.block);
+            released += key.size();
+            chosen.push(*block);
         }
         chosen.into_iter().for_each(|id| self.release_block(id));
         released >= wanted
@@ -620,7 +625,8 @@ impl DeviceAllocator {
     ) -> Shortage {
         self.stats.num_ooms += 1;
         self.actions.push(Action::Oom(Bytes::new(rounded)));
-        let largest = self.pools[pool as usize].stream(stream).free.last().map_or(0, |key| key.size);
+        let largest =
+            self.pools[pool as usize].stream(stream).free.last_key_value().map_or(0, |(key, _)| key.size());
         Shortage {
             requested: Bytes::new(requested),
             rounded: Bytes::new(rounded),

@@ -50,7 +50,7 @@ impl DeviceAllocator {
         let device = self.memory.total.map_or(UNKNOWN_DEVICE, |total| total.get().min(UNKNOWN_DEVICE));
         let size = (device + device / 8).max(1).checked_next_multiple_of(page)?;
         let base = self.arena.take(size)?;
-        let expandable = Expandable { base, size, page };
+        let expandable = Expandable { size, page };
         let block = self.new_segment(base, size, stream, pool, Some(expandable), State::Unmapped);
         self.insert_unmapped(block);
         Some(block)
@@ -60,7 +60,7 @@ impl DeviceAllocator {
     fn map(&mut self, id: BlockId, size: u64) -> Option<()> {
         let page = self.expandable(id).page;
         let bytes = size.next_multiple_of(page);
-        self.take_pages(bytes)?;
+        self.take_memory(bytes / page, page)?;
         self.remove_unmapped(id);
         let block = self.blocks[id];
         if bytes < block.size {
@@ -88,8 +88,9 @@ impl DeviceAllocator {
     /// Unmaps the whole pages inside a free block; gives the address space back where nothing else
     /// is left of the segment.
     pub(crate) fn unmap(&mut self, id: BlockId) {
-        let Expandable { base, size: space, page } = self.expandable(id);
+        let Expandable { size: space, page } = self.expandable(id);
         let block = self.blocks[id];
+        let base = self.segments[block.segment].base;
         let first = base + (block.address - base).next_multiple_of(page);
         let last = base + (block.end() - base) / page * page;
         if first >= last {
@@ -123,7 +124,7 @@ impl DeviceAllocator {
         self.merge(id, prev);
         self.merge(id, next);
         self.insert_unmapped(id);
-        self.give_pages(bytes);
+        self.give_memory(bytes / page, page);
         let small = self.pools[self.segments[block.segment].pool as usize].small;
         self.stats.reserved_bytes.decrease(small, bytes);
         self.stats.num_device_free += 1;

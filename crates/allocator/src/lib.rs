@@ -9,6 +9,7 @@ mod arena;
 mod blocks;
 mod device;
 mod expandable;
+mod layout;
 mod meter;
 mod rules;
 mod settings;
@@ -16,7 +17,9 @@ mod simulate;
 mod stats;
 
 pub use arena::AddressOrder;
+pub use blocks::State;
 pub use device::{Action, DeviceMemory, Shortage, TieRule};
+pub use layout::{BlockLayout, SegmentLayout};
 pub use meter::{CachingAllocator, OutOfMemory};
 pub use settings::{Settings, SettingsError, SettingsWarning};
 pub use simulate::{DeviceReport, Report, memory_of, simulate};

@@ -2,8 +2,9 @@
 
 use ledger::{Bytes, DeviceId, Event, Meter, ObjectId, Oom, Pool, Reading, Stream};
 
-use crate::blocks::BlockId;
+use crate::blocks::{BlockId, State};
 use crate::device::{Action, DeviceAllocator, DeviceMemory, Shortage, TieRule};
+use crate::layout::SegmentLayout;
 use crate::settings::Settings;
 use crate::stats::Stats;
 
@@ -66,6 +67,12 @@ impl CachingAllocator {
         self.device(device).map(|device| &device.stats)
     }
 
+    /// The most that may be reserved on `device`: what the device has for the allocator, or what a
+    /// memory fraction allows; none where it has no known limit.
+    pub fn limit(&self, device: DeviceId) -> Option<Bytes> {
+        self.device(device)?.limit().map(Bytes::new)
+    }
+
     /// What the last event did to its device, in order.
     pub fn actions(&self) -> &[Action] {
         self.device(self.last).map_or(&[], |device| &device.actions)
@@ -79,6 +86,19 @@ impl CachingAllocator {
     /// How many failures that the tape records would not have happened here.
     pub fn recorded_ooms_avoided(&self) -> usize {
         self.recorded_ooms_avoided
+    }
+
+    /// The segments of `device` by address, with their blocks: what pins a segment that is mostly
+    /// free. Made anew at each call.
+    pub fn layout(&self, device: DeviceId) -> Vec<SegmentLayout> {
+        self.device(device).map(DeviceAllocator::layout).unwrap_or_default()
+    }
+
+    /// The address of the block that holds `object`, counted from the first that the device hands
+    /// out: a trace with addresses checks the prediction, and the tie rule, against it.
+    pub fn block_address(&self, object: ObjectId) -> Option<u64> {
+        let holder = self.objects.get(object.0 as usize)?;
+        Some(self.device(holder.device)?.blocks[holder.block.some()?].address)
     }
 
     /// Gives the cached memory of `device` back, as `torch.cuda.empty_cache()` does.
@@ -186,7 +206,9 @@ impl CachingAllocator {
         self.begin(holder.device);
         if let (Some(block), Some(allocator)) = (holder.block.some(), self.device_mut(holder.device)) {
             if requested_only {
-                allocator.request_free(block);
+                if allocator.blocks[block].state == State::Allocated {
+                    allocator.request_free(block);
+                }
             } else {
                 allocator.free(block);
             }

@@ -16,5 +16,3 @@ pub(crate) const LARGE_SEGMENT: u64 = 20 * MIB;
 pub(crate) const ROUND_LARGE: u64 = 2 * MIB;
 /// What the device hands out is a multiple of this.
 pub(crate) const DEVICE_PAGE: u64 = 2 * MIB;
-/// PyTorch refuses a larger request before it looks for memory.
-pub(crate) const LARGEST_REQUEST: u64 = 1 << 60;

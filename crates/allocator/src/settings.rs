@@ -16,7 +16,8 @@ pub struct Settings {
     /// Free blocks of this size and above are not split, and serve only requests that large;
     /// none: all blocks may be split (`max_split_size_mb`).
     pub max_split_size: Option<Bytes>,
-    /// How much larger than the request an unsplittable block may be (`max_non_split_rounding_mb`).
+    /// How much larger than the request an unsplittable block may be (`max_non_split_rounding_mb`;
+    /// a large segment where it is not set).
     pub max_non_split_rounding: Bytes,
     /// The fraction of the allowed memory above which old cached blocks are given back before a
     /// new segment is taken (`garbage_collection_threshold`). Without a memory fraction below 1
@@ -149,6 +150,7 @@ impl Settings {
                     return Err(SettingsError::OutOfBounds(text.into()));
                 }
                 settings.large_segment_size = mebibytes(mib);
+                settings.max_non_split_rounding = mebibytes(mib);
             }
         }
         let mut index = 0;
@@ -273,7 +275,7 @@ impl Settings {
                 return Err(SettingsError::OutOfBounds(text.into()));
             }
             if interval == ">" {
-                divisions[last..].fill(division);
+                divisions[last + 1..].fill(division);
             } else {
                 let mib = tokens.integer(index, at - 2)?;
                 if !mib.is_power_of_two() {
@@ -575,7 +577,7 @@ mod tests {
 
         // Below 256 MiB as 256, from 512 MiB unrounded, from 1 GiB in halves.
         let list = accepted("roundup_power2_divisions:[256:2,512:1,1024:2,>:8]");
-        assert_eq!(list.roundup_power2_divisions[..12], [2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 8, 8]);
+        assert_eq!(list.roundup_power2_divisions[..12], [2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 2, 8]);
         assert_eq!(round(&list, 3 << 18), 3 << 18);
         assert_eq!(round(&list, (512 << 20) + 1), (512 << 20) + 512);
     }

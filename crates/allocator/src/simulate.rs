@@ -90,11 +90,9 @@ fn replay(tape: &Tape, settings: &Settings, tie: TieRule, memory: &[Option<Devic
     let failure = allocator.failure().copied();
     let devices = gpus.iter().zip(peaks).filter_map(|(gpu, (peak_reserved, stranded_at_peak))| {
         let stats = *allocator.stats(*gpu)?;
-        let memory = memory[usize::from(gpu.0)]?;
-        let available = memory.total.map(|total| total.saturating_sub(memory.outside));
         let headroom = match failure.filter(|failure| failure.device == *gpu) {
-            None => available.map(|available| available.delta(peak_reserved)),
-            Some(failure) => failure.shortage.room().map(|room| room.delta(failure.shortage.segment)),
+            None => allocator.limit(*gpu).map(|limit| limit.delta(peak_reserved)),
+            Some(failure) => failure.shortage.headroom(),
         };
         Some(DeviceReport {
             device: *gpu,
