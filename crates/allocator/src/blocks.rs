@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ledger::{Pool, Stream};
 
-use crate::rules::MIN_BLOCK;
+use crate::free_set::FreeSet;
 
 /// An index into [`Blocks`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -144,40 +144,6 @@ impl std::ops::IndexMut<BlockId> for Slab<Block> {
     }
 }
 
-/// The place of a free block in the order in which blocks are tried: the smallest first, then by a
-/// tie-break of 84 bits. One integer, because comparing such keys is most of a replay's work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct FreeKey(u128);
-
-impl FreeKey {
-    const TIE_BITS: u32 = 84;
-
-    /// A block of `size` bytes in the segment taken as number `counter`, `offset` bytes from its
-    /// beginning.
-    pub(crate) fn by_segment(size: u64, counter: u64, offset: u64) -> Self {
-        Self::new(size, u128::from(counter) << 44 | u128::from(offset / MIN_BLOCK))
-    }
-
-    /// A block of `size` bytes at `address`.
-    pub(crate) fn by_address(size: u64, address: u64) -> Self {
-        Self::new(size, u128::from(address / MIN_BLOCK))
-    }
-
-    /// Before all blocks of `size` bytes.
-    pub(crate) fn least(size: u64) -> Self {
-        Self::new(size, 0)
-    }
-
-    /// The size of the block.
-    pub(crate) fn size(self) -> u64 {
-        (self.0 >> Self::TIE_BITS) as u64 * MIN_BLOCK
-    }
-
-    fn new(size: u64, tie: u128) -> Self {
-        Self(u128::from(size / MIN_BLOCK) << Self::TIE_BITS | tie)
-    }
-}
-
 /// The small or the large half of a pool.
 #[derive(Clone, Debug)]
 pub(crate) struct BlockPool {
@@ -196,7 +162,7 @@ pub(crate) struct BlockPool {
 /// The blocks of a pool that wait to be handed out on one stream.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StreamBlocks {
-    pub(crate) free: BTreeMap<FreeKey, BlockId>,
+    pub(crate) free: FreeSet,
     /// The unmapped ranges of expandable segments, by address.
     pub(crate) unmapped: BTreeMap<u64, BlockId>,
 }
@@ -232,6 +198,6 @@ impl BlockPool {
 
     /// The free blocks in the order of the pool: by stream, then as they are tried.
     pub(crate) fn free_blocks(&self) -> impl Iterator<Item = BlockId> + '_ {
-        self.streams.iter().flat_map(|(_, stream)| stream.free.values().copied())
+        self.streams.iter().flat_map(|(_, stream)| stream.free.iter().map(|free| free.block))
     }
 }

@@ -7,7 +7,8 @@ use ledger::{ByteDelta, Bytes, Pool, Stream};
 use rustc_hash::FxHashMap;
 
 use crate::arena::{AddressOrder, Arena};
-use crate::blocks::{Block, BlockId, BlockPool, Expandable, FreeKey, Segment, Slab, State};
+use crate::blocks::{Block, BlockId, BlockPool, Expandable, Segment, Slab, State};
+use crate::free_set::FreeKey;
 use crate::rules::{DEVICE_PAGE, MIN_BLOCK, SMALL_LIMIT};
 use crate::settings::Settings;
 use crate::stats::Stats;
@@ -257,8 +258,7 @@ impl DeviceAllocator {
         let half = &mut self.pools[pool as usize];
         half.searches += u64::from(counts);
         let free = &mut half.stream(stream).free;
-        let mut candidates = free.range(FreeKey::least(size)..);
-        let (mut key, mut found) = candidates.next()?;
+        let (mut position, mut found) = free.first_from(FreeKey::least(size))?;
         if self.settings.expandable_segments {
             // A block counts with the address space behind it: it may grow. A larger block that
             // can grow less is the better fit.
@@ -267,22 +267,21 @@ impl DeviceAllocator {
                 let next = block.next.some().map(|next| &blocks[next]);
                 block.size + next.filter(|next| next.state == State::Unmapped).map_or(0, |next| next.size)
             };
-            for (next, block) in candidates {
-                if room(*block) >= room(*found) {
-                    break;
-                }
-                (key, found) = (next, block);
+            while let Some((next, larger)) = free.after(position)
+                && room(larger.block) < room(found.block)
+            {
+                (position, found) = (next, larger);
             }
         }
         // A block that may not be split serves only requests that large, and not much smaller ones.
         let split = self.max_split;
         let most = size.saturating_add(self.settings.max_non_split_rounding.get());
-        let (key, found) = (*key, *found);
-        if (size < split && key.size() >= split) || (size >= split && key.size() >= most) {
+        let whole = found.key.size();
+        if (size < split && whole >= split) || (size >= split && whole >= most) {
             return None;
         }
-        free.remove(&key);
-        Some(found)
+        free.remove_at(position);
+        Some(found.block)
     }
 
     /// Marks `id`, which is in no set, as handed out; splits off what is not needed of it.
@@ -437,7 +436,7 @@ impl DeviceAllocator {
     pub(crate) fn remove_free(&mut self, id: BlockId) {
         let key = self.free_key(id);
         let segment = &self.segments[self.blocks[id].segment];
-        self.pools[segment.pool as usize].stream(segment.stream).free.remove(&key);
+        self.pools[segment.pool as usize].stream(segment.stream).free.remove(key);
     }
 
     pub(crate) fn insert_unmapped(&mut self, id: BlockId) {
@@ -597,19 +596,19 @@ impl DeviceAllocator {
         }
         let wanted = size.max(self.max_split);
         let free = &self.pools[pool as usize].stream(stream).free;
-        if let Some((_, &block)) = free.range(FreeKey::least(wanted)..).next() {
-            self.release_block(block);
+        if let Some((_, found)) = free.first_from(FreeKey::least(wanted)) {
+            self.release_block(found.block);
             return true;
         }
-        let largest = free.iter().rev().take_while(|(key, _)| key.size() >= self.max_split);
+        let largest = free.iter().rev().take_while(|free| free.key.size() >= self.max_split);
         let mut released = 0;
         let mut chosen = Vec::new();
-        for (key, block) in largest {
+        for free in largest {
             if released >= wanted {
                 break;
             }
-            released += key.size();
-            chosen.push(*block);
+            released += free.key.size();
+            chosen.push(free.block);
         }
         chosen.into_iter().for_each(|id| self.release_block(id));
         released >= wanted
@@ -625,8 +624,12 @@ impl DeviceAllocator {
     ) -> Shortage {
         self.stats.num_ooms += 1;
         self.actions.push(Action::Oom(Bytes::new(rounded)));
-        let largest =
-            self.pools[pool as usize].stream(stream).free.last_key_value().map_or(0, |(key, _)| key.size());
+        let largest = self.pools[pool as usize]
+            .stream(stream)
+            .free
+            .iter()
+            .next_back()
+            .map_or(0, |free| free.key.size());
         Shortage {
             requested: Bytes::new(requested),
             rounded: Bytes::new(rounded),

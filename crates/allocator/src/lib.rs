@@ -9,6 +9,7 @@ mod arena;
 mod blocks;
 mod device;
 mod expandable;
+mod free_set;
 mod layout;
 mod meter;
 mod rules;
