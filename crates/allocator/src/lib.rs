@@ -23,5 +23,5 @@ pub use device::{Action, DeviceMemory, Shortage, TieRule};
 pub use layout::{BlockLayout, SegmentLayout};
 pub use meter::{CachingAllocator, OutOfMemory};
 pub use settings::{Settings, SettingsError, SettingsWarning};
-pub use simulate::{DeviceReport, Report, memory_of, simulate};
+pub use simulate::{DeviceReport, Report, first_difference, memory_of, simulate};
 pub use stats::{PoolStat, Stat, Stats};

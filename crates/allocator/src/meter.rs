@@ -13,6 +13,10 @@ use crate::stats::Stats;
 /// The tape's own segment events are passed over: which segments there are is what this predicts.
 /// Where the tape records that an allocation failed, it is tried here too, and given back at once
 /// if it succeeds: the object never was.
+///
+/// Left out, because a tape does not tell it: while a CUDA graph is captured PyTorch gives no cached
+/// memory back, and what the program itself gave back with `torch.cuda.empty_cache()`, unless the
+/// caller says so with [`CachingAllocator::empty_cache`].
 #[derive(Clone, Debug)]
 pub struct CachingAllocator {
     /// By the tape's device; none for host memory.

@@ -1,8 +1,8 @@
 //! One tape under several settings, side by side.
 
-use ledger::{ByteDelta, Bytes, DeviceId, DeviceKind, Meter, Tape};
+use ledger::{ByteDelta, Bytes, DeviceId, DeviceKind, Event, Meter, Tape};
 
-use crate::device::{DeviceMemory, TieRule};
+use crate::device::{Action, DeviceMemory, TieRule};
 use crate::meter::{CachingAllocator, OutOfMemory};
 use crate::settings::Settings;
 use crate::stats::Stats;
@@ -113,4 +113,37 @@ fn replay(tape: &Tape, settings: &Settings, tie: TieRule, memory: &[Option<Devic
         recorded_ooms_avoided: allocator.recorded_ooms_avoided(),
         devices,
     }
+}
+
+/// The first event of a recorded `tape` before which the segments taken and given back are not those
+/// recorded; the length of the tape where the recording goes on after its last allocation; none where
+/// all agree. The tie rule of a run whose software is not known is the one that agrees.
+pub fn first_difference(
+    tape: &Tape,
+    settings: &Settings,
+    tie: TieRule,
+    memory: &[Option<DeviceMemory>],
+) -> Option<usize> {
+    let mut allocator = CachingAllocator::new(settings, tie, memory);
+    // The recording has what was done for an allocation before it.
+    let mut recorded = Vec::new();
+    for (index, event) in tape.events().enumerate() {
+        match event {
+            Event::SegmentAlloc(segment) => recorded.push(Action::SegmentAlloc(segment.bytes)),
+            Event::SegmentFree(segment) => recorded.push(Action::SegmentFree(segment.bytes)),
+            Event::SegmentMap(segment) => recorded.push(Action::SegmentMap(segment.bytes)),
+            Event::SegmentUnmap(segment) => recorded.push(Action::SegmentUnmap(segment.bytes)),
+            Event::Relabel(..) | Event::Mark(_) => {}
+            Event::Alloc { .. } | Event::FreeRequested(_) | Event::Free(_) | Event::Oom { .. } => {
+                if let Event::Oom { bytes, .. } = event {
+                    recorded.push(Action::Oom(bytes));
+                }
+                if allocator.apply(index, event).is_err() || allocator.actions() != recorded {
+                    return Some(index);
+                }
+                recorded.clear();
+            }
+        }
+    }
+    (!recorded.is_empty()).then(|| tape.len())
 }
