@@ -225,6 +225,8 @@ impl CachingAllocator {
 
 impl Meter for CachingAllocator {
     fn apply(&mut self, index: usize, event: Event) -> Result<(), Oom> {
+        // What the event before did is over, whatever this one is.
+        self.begin(self.last);
         match event {
             Event::Alloc { object, bytes, device, stream, pool } => {
                 return self.allocate(index, object, bytes, device, stream, pool);

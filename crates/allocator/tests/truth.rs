@@ -2,17 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails, helpers included")]
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use allocator::{CachingAllocator, Settings, TieRule, first_difference, memory_of, simulate};
-use ledger::{Bytes, Device, DeviceId, DeviceKind, Event, Mark, Meter, Phase, Tape};
+use ledger::{Bytes, Device, DeviceKind, Event, Tape, replay};
 use serde_json::Value;
 
 #[path = "../../../xtask/src/events.rs"]
 mod events;
-
-const GPU: DeviceId = DeviceId(0);
 
 struct Case {
     name: String,
@@ -45,10 +42,6 @@ fn cases() -> Vec<Case> {
 
 fn bytes(value: &Value) -> Bytes {
     Bytes::new(value.as_u64().unwrap())
-}
-
-fn allocator(case: &Case) -> CachingAllocator {
-    CachingAllocator::new(&case.settings, TieRule::SegmentCounter, &memory_of(&case.tape))
 }
 
 #[test]
@@ -87,38 +80,26 @@ fn peaks_retries_and_failures_are_those_of_the_run() {
 }
 
 #[test]
-fn each_phase_has_its_recorded_peaks_and_ends() {
-    type Row = [u64; 4];
+fn the_one_replay_gives_each_phase_its_recorded_peaks_and_ends() {
     for case in cases() {
-        let mut allocator = allocator(&case);
-        let mut rows: BTreeMap<(u32, Option<u32>, &str), Row> = BTreeMap::new();
-        let mut current = None;
-        for (index, event) in case.tape.events().enumerate() {
-            if let Event::Mark(mark) = event {
-                let Mark { step, micro_batch, phase: Phase(phase), .. } = case.tape.mark_of(mark);
-                current = Some((step, micro_batch, Phase::NAMES[usize::from(phase)]));
+        let memory = memory_of(&case.tape);
+        let mut allocator = CachingAllocator::new(&case.settings, TieRule::SegmentCounter, &memory);
+        let ledger = replay(&case.tape, Some(&mut allocator));
+        let truth = case.truth["phases"].as_array().unwrap();
+        assert_eq!(ledger.phases.len(), truth.len(), "{}", case.name);
+        for (row, phase) in ledger.phases.iter().zip(truth) {
+            let place = format!("{}: {:?}", case.name, row.at);
+            assert_eq!(u64::from(row.at.step), phase["step"].as_u64().unwrap(), "{place}");
+            assert_eq!(row.at.phase, phase["phase"].as_str().unwrap(), "{place}");
+            for (totals, which) in [(row.peak, "peak"), (row.end, "end")] {
+                let expected = |measure: &str| Some(bytes(&phase[format!("{which}_{measure}_bytes")]));
+                assert_eq!(totals.requested, expected("requested"), "{place}");
+                assert_eq!(totals.allocated, expected("allocated"), "{place}");
+                assert_eq!(totals.reserved, expected("reserved"), "{place}");
             }
-            allocator.apply(index, event).unwrap();
-            let reading = allocator.reading(GPU).unwrap();
-            let row = rows.entry(current.unwrap()).or_default();
-            *row = [
-                row[0].max(reading.allocated.get()),
-                row[1].max(reading.reserved_high.get()),
-                reading.allocated.get(),
-                reading.reserved.get(),
-            ];
         }
-        for phase in case.truth["phases"].as_array().unwrap() {
-            let key = (
-                phase["step"].as_u64().unwrap() as u32,
-                phase["micro_batch"].as_u64().map(|micro_batch| micro_batch as u32),
-                phase["phase"].as_str().unwrap(),
-            );
-            let figures =
-                ["peak_allocated_bytes", "peak_reserved_bytes", "end_allocated_bytes", "end_reserved_bytes"];
-            let expected = figures.map(|figure| phase[figure].as_u64().unwrap());
-            assert_eq!(rows[&key], expected, "{} {key:?}", case.name);
-        }
+        let peak = ledger.peaks.allocated.unwrap();
+        assert_eq!(peak.at.unwrap().phase, case.truth["peak_phase"].as_str().unwrap(), "{}", case.name);
     }
 }
 
