@@ -168,3 +168,32 @@ fn describe(tape: &Tape, action: Action, place: usize) -> String {
         _ => String::new(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn truth(folder: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/truth").join(folder)
+    }
+
+    #[test]
+    fn planned_tapes_are_the_recorded_ones_event_by_event() {
+        run_folder(&truth("events")).unwrap();
+    }
+
+    #[test]
+    fn planned_tapes_of_random_runs_are_the_recorded_ones() {
+        run_folder(&truth("random")).unwrap();
+    }
+
+    #[test]
+    fn frees_may_change_places_only_where_autocast_lets_them() {
+        let list = |actions: &[Action]| actions.iter().map(|action| (*action, 0)).collect::<Vec<_>>();
+        let one = list(&[Action::Alloc(1), Action::Alloc(2), Action::Free(0), Action::Free(1)]);
+        let other = list(&[Action::Alloc(1), Action::Alloc(2), Action::Free(1), Action::Free(0)]);
+        assert_eq!(first_difference(&one, &other, false), Some(2));
+        assert_eq!(first_difference(&one, &other, true), None);
+        assert_eq!(first_difference(&one, &one[..3], true), Some(3));
+    }
+}

@@ -167,3 +167,15 @@ fn page(verdicts: &[Verdict]) -> String {
     }
     page
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn planned_ledgers_are_the_recorded_ones() {
+        let truth = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/truth");
+        let cases = ["cases.jsonl", "events/cases.jsonl", "random/cases.jsonl"].map(|file| truth.join(file));
+        run(&Truth { cases: cases.into(), output: "-".into() }).unwrap();
+    }
+}

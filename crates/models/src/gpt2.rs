@@ -37,7 +37,12 @@ struct Attention {
 }
 
 impl Attention {
-    fn forward(&self, hidden: &Tensor, mask: Option<&Tensor>, cache: Option<&Cache>) -> (Tensor, Option<Tensor>) {
+    fn forward(
+        &self,
+        hidden: &Tensor,
+        mask: Option<&Tensor>,
+        cache: Option<&Cache>,
+    ) -> (Tensor, Option<Tensor>) {
         hidden.session().scoped("attn", || {
             let [b, s] = [hidden.size(0), hidden.size(1)];
             let parts = self.c_attn.forward(hidden).split(2, self.hidden);

@@ -93,7 +93,8 @@ pub(crate) fn train(
     let counted = session.flops();
     let steps = u64::from(setup.steps.max(1));
     let tape = session.take_tape();
-    drop(input);
+    drop((input, model.buffers));
+    session.release();
     let flops = Flops {
         forward: counted.forward / steps,
         backward: counted.backward / steps,
