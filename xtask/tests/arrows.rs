@@ -12,7 +12,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("evidence", &["ledger"]),
     ("wire", &["ledger"]),
     ("models", &["engine", "ledger"]),
-    ("report", &["wire"]),
+    ("report", &["ledger", "wire"]),
     ("vramledger", &["allocator", "engine", "evidence", "ledger", "models", "wire"]),
     ("vramledger-cli", &["report", "vramledger"]),
     ("python", &["report", "vramledger"]),

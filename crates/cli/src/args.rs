@@ -8,6 +8,7 @@ use vramledger::models::{
     Attention, Checkpoint, MlpLoss, Optimizer, OptimizerImpl, SdpaKernel, Torch, ZeroGrad,
 };
 
+use crate::input::NamedFile;
 use crate::value;
 
 /// The books of GPU training memory: what is on the device, when and why.
@@ -81,6 +82,12 @@ impl From<Color> for anstream::ColorChoice {
 pub enum Command {
     /// Predict a training step from a model config: what is on the card when, and who makes the peak
     Plan(Box<PlanArgs>),
+    /// Ledgers side by side: peak, phase, owners, savings with their sign
+    Compare(CompareArgs),
+    /// A prediction beside what the allocator says, line by line
+    ///
+    /// Exits with 1 where the allocated bytes are more than a tenth above the prediction.
+    Reconcile(ReconcileArgs),
     /// Bytes a parameter by recipe, the largest model that N cards hold, the cards that a size needs
     Budget(BudgetArgs),
     /// What checkpointing every S of L layers keeps: L/S + S
@@ -91,6 +98,37 @@ pub enum Command {
     Models,
     /// The GPUs that are known by name
     Gpus,
+}
+
+/// Arguments of `compare`.
+#[derive(Args)]
+pub struct CompareArgs {
+    /// What the others are held against: a ledger, a tape, hand-written states, or -
+    #[arg(value_name = "[NAME=]BASE")]
+    pub base: NamedFile,
+    /// The candidates
+    #[arg(value_name = "[NAME=]OTHER", required = true)]
+    pub others: Vec<NamedFile>,
+}
+
+/// Arguments of `reconcile`.
+#[derive(Args)]
+pub struct ReconcileArgs {
+    /// The prediction: a ledger, a tape, hand-written states, or -
+    #[arg(value_name = "[NAME=]PREDICTED")]
+    pub predicted: NamedFile,
+    /// Bytes in blocks: torch.cuda.memory_allocated()
+    #[arg(long, value_name = "SIZE", value_parser = value::size, allow_negative_numbers = true)]
+    pub allocated: Bytes,
+    /// Bytes in segments, at the same instant: torch.cuda.memory_reserved()
+    #[arg(long, value_name = "SIZE", value_parser = value::size, allow_negative_numbers = true)]
+    pub reserved: Bytes,
+    /// What the process may use
+    #[arg(long, value_name = "SIZE", value_parser = value::size, allow_negative_numbers = true)]
+    pub capacity: Bytes,
+    /// The phase of the measurement [default: that of the predicted peak]
+    #[arg(long, value_name = "PHASE")]
+    pub at: Option<String>,
 }
 
 /// Arguments of `budget`.

@@ -4,9 +4,11 @@ mod plan;
 
 use anyhow::Result;
 use vramledger::TradeoffQuestion;
+use vramledger::ledger::{Found, Signal};
 
 use crate::args::{Cli, Command};
 use crate::exit::Exit;
+use crate::input::NamedFile;
 use crate::output::answer;
 
 /// Answers the question of `cli`.
@@ -14,6 +16,21 @@ pub fn run(cli: Cli) -> Result<Exit> {
     let common = &cli.common;
     match cli.command {
         Command::Plan(args) => return plan::run(*args, common),
+        Command::Compare(args) => {
+            let (base, others) = (args.base.ledger()?, args.others.iter().map(NamedFile::ledger));
+            let others = others.collect::<Result<Vec<_>>>()?;
+            let named: Vec<_> = args.others.iter().map(|file| file.name.as_str()).zip(&others).collect();
+            answer(&vramledger::compare((&args.base.name, &base), &named)?, common)?;
+        }
+        Command::Reconcile(args) => {
+            let found = Found { allocated: args.allocated, reserved: args.reserved, capacity: args.capacity };
+            let predicted = args.predicted.ledger()?;
+            let answered =
+                vramledger::reconcile(&args.predicted.name, &predicted, found, args.at.as_deref())?;
+            answer(&answered, common)?;
+            let off = answered.signals.iter().any(|signal| signal.0 == Signal::InspectEstimateDifference);
+            return Ok(if off { Exit::No } else { Exit::Yes });
+        }
         Command::Budget(args) => {
             let sizes =
                 if args.params.is_empty() { &vramledger::DEFAULT_SIZES } else { args.params.as_slice() };

@@ -5,6 +5,7 @@ mod args;
 mod commands;
 mod exit;
 mod failure;
+mod input;
 mod output;
 mod setup_file;
 mod value;

@@ -25,7 +25,7 @@ pub fn answer<D: Report + Serialize>(document: &D, common: &Common) -> Result<()
 pub fn answer_with<D: Serialize>(document: &D, report: &impl Report, common: &Common) -> Result<()> {
     let text = match common.format {
         Format::Text => report.page().text(),
-        Format::Json => vramledger::wire::answers::to_json(document),
+        Format::Json => vramledger::wire::to_json(document),
         Format::Markdown => report.page().markdown(),
         Format::Csv => report.sheet().csv(),
     };

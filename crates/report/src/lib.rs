@@ -5,8 +5,10 @@
 //! document is not in the report, and only units and spelling change.
 
 mod answers;
+mod compare;
 mod page;
 mod plan;
+mod reconcile;
 mod sheet;
 mod units;
 

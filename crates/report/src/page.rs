@@ -71,7 +71,8 @@ impl Page {
         let mut after_lines = true;
         for block in &self.blocks {
             let is_line = matches!(block, Block::Line(_));
-            if !text.is_empty() && !(after_lines && is_line) {
+            let joined = text.is_empty() || after_lines && is_line;
+            if !joined {
                 text.push('\n');
             }
             after_lines = matches!(block, Block::Line(_) | Block::Verdict { .. });

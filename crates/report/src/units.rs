@@ -10,12 +10,13 @@ pub(crate) enum Unit {
 }
 
 impl Unit {
-    /// The unit in which the largest of some amounts is easiest to read: whole numbers stay below 10,000.
+    /// The unit in which the largest of some amounts is easiest to read: whole numbers of four
+    /// digits at most, with MiB up to 4 GiB.
     pub(crate) fn of_largest(amounts: impl IntoIterator<Item = u64>) -> Self {
         match amounts.into_iter().max().unwrap_or_default() {
             0..10_000 => Self::B,
             10_000..1_048_576 => Self::KiB,
-            1_048_576..1_073_741_824 => Self::MiB,
+            1_048_576..4_294_967_296 => Self::MiB,
             _ => Self::GiB,
         }
     }
@@ -101,7 +102,7 @@ pub(crate) fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index) % 3 == 0 {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);
@@ -118,6 +119,7 @@ mod tests {
         assert_eq!(size(0), "0 B");
         assert_eq!(size(9_999), "9999 B");
         assert_eq!(size(19_947_520), "19.02 MiB");
+        assert_eq!(size(2_306_867_200), "2200.00 MiB");
         assert_eq!(size(85_520_809_984), "79.65 GiB");
         assert_eq!(Unit::GiB.number(100), "<0.01");
         assert_eq!(difference(-(300 << 20)), "-300.00 MiB");

@@ -23,7 +23,7 @@ pub fn checkpoint_plan(layers: u64, segment: Option<u64>) -> Result<CheckpointPl
     let best = best_segment(layers);
     let mut shown: Vec<u64> = match segment {
         Some(segment) => vec![segment],
-        None => (1..=layers).filter(|segment| layers % segment == 0).collect(),
+        None => (1..=layers).filter(|segment| layers.is_multiple_of(*segment)).collect(),
     };
     shown.push(best);
     shown.sort_unstable();

@@ -22,6 +22,16 @@ pub enum Error {
     Model { name: String, problem: models::PlanError },
     #[error("`{name}` with this setup is more than a ledger holds: {problem}")]
     Tape { name: String, problem: ledger::TapeError },
+    #[error(transparent)]
+    TapeFile(#[from] wire::WriteError),
+    #[error("`{name}`: {problem}")]
+    Document { name: String, problem: wire::ReadError },
+    #[error("`{name}`: {problem}")]
+    States { name: String, problem: ledger::StateError },
+    #[error(transparent)]
+    Compare(#[from] ledger::CompareError),
+    #[error(transparent)]
+    Reconcile(#[from] ledger::ReconcileError),
 }
 
 impl Error {

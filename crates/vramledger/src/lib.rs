@@ -3,18 +3,27 @@
 mod budget;
 mod catalogue;
 mod checkpoint_plan;
+mod compare;
 mod error;
+mod evidence;
 mod explain;
+mod levers;
 mod model;
 mod plan;
+mod reconcile;
+mod timeline;
 mod tradeoff;
 
 pub use budget::{DEFAULT_SIZES, budget};
 pub use catalogue::{find_gpu, gpu_catalogue, model_catalogue};
 pub use checkpoint_plan::checkpoint_plan;
+pub use compare::compare;
 pub use error::Error;
-pub use explain::{explain, levers};
+pub use evidence::read_ledger;
+pub use explain::explain;
+pub use levers::levers;
 pub use model::{NamedModel, load_model};
 pub use plan::{Plan, PlanQuestion, plan, tape_file};
+pub use reconcile::reconcile;
 pub use tradeoff::{TradeoffQuestion, tradeoff};
 pub use {ledger, models, wire};

@@ -258,6 +258,9 @@ fn subject(question: &PlanQuestion<'_>) -> Map<String, Value> {
 }
 
 /// The file of a plan's tape, `.vlt`.
-pub fn tape_file(_plan: &Plan) -> Result<Vec<u8>, Error> {
-    Ok(Vec::new())
+///
+/// # Errors
+/// A tape beyond the limits of the form.
+pub fn tape_file(plan: &Plan) -> Result<Vec<u8>, Error> {
+    Ok(wire::write_tape(&plan.about, &plan.tape)?)
 }

@@ -11,7 +11,12 @@ use crate::Error;
 ///
 /// # Errors
 /// Totals that cannot be of one instant, an unknown phase, a ledger that knows no total.
-pub fn reconcile(name: &str, predicted: &Ledger, found: Found, phase: Option<&str>) -> Result<Reconciliation, Error> {
+pub fn reconcile(
+    name: &str,
+    predicted: &Ledger,
+    found: Found,
+    phase: Option<&str>,
+) -> Result<Reconciliation, Error> {
     let books = predicted.books().map_err(|problem| Error::Document { name: name.into(), problem })?;
     let reconciliation = ledger::reconcile(&books.prediction(phase)?, found, None)?;
     let mut limits = vec![
@@ -20,7 +25,10 @@ pub fn reconcile(name: &str, predicted: &Ledger, found: Found, phase: Option<&st
             .into(),
     ];
     if reconciliation.measure == ledger::Measure::Requested {
-        limits.push("the prediction counts requested bytes, which the allocator rounds up, usually by 0 to 2 %".into());
+        limits.push(
+            "the prediction counts requested bytes, which the allocator rounds up, usually by 0 to 2 %"
+                .into(),
+        );
     }
     Ok(Reconciliation::new(&reconciliation, limits))
 }

@@ -190,11 +190,3 @@ pub struct GpuEntry {
     /// Where the figures come from.
     pub source: String,
 }
-
-/// A document as JSON, indented, with a line end.
-pub fn to_json<T: Serialize>(document: &T) -> String {
-    // The documents are structs of plain values, which serde_json always takes.
-    let mut text = serde_json::to_string_pretty(document).unwrap_or_default();
-    text.push('\n');
-    text
-}
