@@ -232,8 +232,8 @@ impl Report for ModelCatalogue {
                     rows: sheet.rows,
                 },
                 Block::Line(format!(
-                    "Besides: any config.json with a model_type of {}, and mlp:LAYERSxWIDTH.",
-                    self.supported_types.join(", ")
+                    "Besides: any config.json of these families ({}), and mlp:LAYERSxWIDTH.",
+                    self.families.join(", ")
                 )),
             ],
         }

@@ -3,7 +3,7 @@
 use wire::explanation::{Explanation, Owner, Span};
 use wire::{Ledger, Totals};
 
-use crate::units::{Unit, count, difference, flops, size, thousands};
+use crate::units::{Unit, count, flops, size, thousands};
 use crate::{Block, Column, Page, Report, Sheet};
 
 /// The most levers that are shown.
@@ -75,6 +75,11 @@ impl PlanReport<'_> {
         self.ledger.subject.get(part)?.get(key)?.as_str()
     }
 
+    /// The unit of the page: the one in which the peak is easiest to read.
+    fn unit(&self) -> Unit {
+        Unit::of_largest(self.explanation.peak.as_ref().map(|peak| peak.bytes))
+    }
+
     fn verdict(&self) -> Block {
         let model = self.text("model", "name").unwrap_or("this run");
         let Some(peak) = &self.explanation.peak else {
@@ -86,16 +91,22 @@ impl PlanReport<'_> {
         place.extend(peak.step.map(|step| if step == 0 { String::new() } else { format!("step {step}") }));
         place.extend(peak.micro_batch.filter(|at| *at > 1).map(|at| format!("micro-batch {at}")));
         place.retain(|part| !part.is_empty());
-        let needs = format!("{model} peaks at {} {} ({})", size(peak.bytes), peak.measure, place.join(", "));
+        let unit = self.unit();
+        let needs =
+            format!("{model} peaks at {} {} ({})", unit.size(peak.bytes), peak.measure, place.join(", "));
         let (good, fits) = match (self.ledger.fits, self.explanation.left_bytes) {
             (Some(true), _) => (Some(true), format!("it fits on {device}")),
             (Some(false), _) => (Some(false), format!("it does not fit on {device}")),
-            (None, Some(left)) if left < 0 => {
-                (Some(false), format!("that is {} more than {device} has for it", size(left.unsigned_abs())))
-            }
+            (None, Some(left)) if left < 0 => (
+                Some(false),
+                format!("that is {} more than {device} has for it", unit.size(left.unsigned_abs())),
+            ),
             (None, Some(left)) => (
                 None,
-                format!("{} of {device} are left for what the allocator adds", size(left.unsigned_abs())),
+                format!(
+                    "{} of {device} are left for what the allocator adds",
+                    unit.size(left.unsigned_abs())
+                ),
             ),
             (None, None) => (None, format!("the memory of {device} is not known")),
         };
@@ -111,9 +122,11 @@ impl PlanReport<'_> {
         if let Some(batch) = &self.ledger.batch {
             let mut text = format!("micro-batch {}", batch.micro_batch);
             if batch.effective_batch != batch.micro_batch {
+                let rounds = plural(batch.forward_backward_rounds, "round");
+                let ranks = plural(batch.world_size, "rank");
                 text.push_str(&format!(
-                    " x {} rounds x {} ranks = {} an update",
-                    batch.forward_backward_rounds, batch.world_size, batch.effective_batch
+                    " x {rounds} x {ranks} = {} samples an update",
+                    batch.effective_batch
                 ));
             }
             parts.push(text);
@@ -149,7 +162,7 @@ impl PlanReport<'_> {
 
     fn phases(&self) -> Block {
         let spans = &self.explanation.timeline;
-        let unit = Unit::of_largest(spans.iter().filter_map(|span| span.peak_bytes));
+        let unit = self.unit();
         let measure = self.explanation.peak.as_ref().map_or("", |peak| peak.measure.as_str());
         let mut left_out = String::new();
         if self.explanation.steps_left_out > 0 {
@@ -163,9 +176,7 @@ impl PlanReport<'_> {
             vec![
                 if repeated { String::new() } else { range(span.steps) },
                 match span.micro_batches {
-                    Some(at) if self.ledger.batch.is_some_and(|batch| batch.accumulate > 1) => {
-                        format!("{} {}", span.phase, range(at))
-                    }
+                    Some((first, last)) if first < last => format!("{} x {}", span.phase, last - first + 1),
                     _ => span.phase.clone(),
                 },
                 known(span.peak_bytes),
@@ -196,7 +207,7 @@ impl PlanReport<'_> {
 
     fn owners(&self) -> Block {
         let owners = &self.explanation.owners;
-        let unit = Unit::of_largest(self.explanation.peak.as_ref().map(|peak| peak.bytes));
+        let unit = self.unit();
         let row = |owner: &Owner, indent: &str| {
             vec![
                 format!("{indent}{}", owner.name),
@@ -210,23 +221,24 @@ impl PlanReport<'_> {
             rows.extend(owner.parts.iter().map(|part| row(part, "  ")));
         }
         Block::Table {
-            title: Some("At the peak".into()),
-            columns: vec![Column::words("what"), Column::numbers(unit.name()), Column::numbers("share")],
+            title: Some(format!("At the peak, {}", unit.name())),
+            columns: vec![Column::words("what"), Column::numbers("held"), Column::numbers("share")],
             rows,
         }
     }
 
     fn levers(&self) -> Block {
+        let unit = self.unit();
         let row = |lever: &wire::explanation::Lever| {
             vec![
                 lever.setting.clone(),
-                difference(-lever.saving_bytes),
-                size(lever.peak_bytes),
+                unit.difference(-lever.saving_bytes),
+                unit.number(lever.peak_bytes),
                 lever.phase.clone().unwrap_or_default(),
             ]
         };
         Block::Table {
-            title: Some("What would change it most, each alone".into()),
+            title: Some(format!("What would change it most, {}", unit.name())),
             columns: vec![
                 Column::words("setting"),
                 Column::numbers("peak changes by"),
@@ -236,6 +248,12 @@ impl PlanReport<'_> {
             rows: self.explanation.levers.iter().take(MOST_LEVERS).map(row).collect(),
         }
     }
+}
+
+/// `1 rank`, or `2 ranks`.
+fn plural(number: u64, word: &str) -> String {
+    let end = if number == 1 { "" } else { "s" };
+    format!("{} {word}{end}", thousands(number))
 }
 
 /// `3`, or `2-3`.

@@ -51,22 +51,32 @@ impl Unit {
             }
         }
     }
+
+    /// `bytes` in this unit, with its name.
+    pub(crate) fn size(self, bytes: u64) -> String {
+        format!("{} {}", self.number(bytes), self.name())
+    }
+
+    /// A difference in this unit, with its sign and without its name.
+    pub(crate) fn difference(self, bytes: i64) -> String {
+        let sign = match bytes {
+            0 => "",
+            1.. => "+",
+            _ => "-",
+        };
+        format!("{sign}{}", self.number(bytes.unsigned_abs()))
+    }
 }
 
 /// `bytes` in the unit that suits it, with its name.
 pub(crate) fn size(bytes: u64) -> String {
-    let unit = Unit::of_largest([bytes]);
-    format!("{} {}", unit.number(bytes), unit.name())
+    Unit::of_largest([bytes]).size(bytes)
 }
 
 /// A difference in the unit that suits it, with its sign and the name of the unit.
 pub(crate) fn difference(bytes: i64) -> String {
-    let sign = match bytes {
-        0 => "",
-        1.. => "+",
-        _ => "-",
-    };
-    format!("{sign}{}", size(bytes.unsigned_abs()))
+    let unit = Unit::of_largest([bytes.unsigned_abs()]);
+    format!("{} {}", unit.difference(bytes), unit.name())
 }
 
 /// A count as people say it: 124M, 1.5B, 8.03B, 405B (decimal).

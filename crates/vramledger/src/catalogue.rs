@@ -1,12 +1,9 @@
 //! The catalogues of models and GPUs, and how a name finds its entry.
 
-use models::{GPUS, Gpu, PRESETS};
+use models::{GPUS, Gpu, Model, PRESETS};
 use wire::answers::{GpuCatalogue, GpuEntry, ModelCatalogue, ModelEntry};
 
 use crate::Error;
-
-/// The values of `model_type` that a config.json may have.
-pub(crate) const SUPPORTED_TYPES: [&str; 2] = ["gpt2", "llama"];
 
 /// The GPU called `name`, in any case.
 pub fn find_gpu(name: &str) -> Result<&'static Gpu, Error> {
@@ -33,7 +30,7 @@ pub fn model_catalogue() -> ModelCatalogue {
     ModelCatalogue {
         format: "vramledger-models/1".into(),
         models: PRESETS.iter().map(|preset| entry(preset.name, preset.config)).collect(),
-        supported_types: SUPPORTED_TYPES.iter().map(ToString::to_string).collect(),
+        families: Model::families().into_iter().map(Into::into).collect(),
     }
 }
 
@@ -74,7 +71,7 @@ mod tests {
     #[test]
     fn every_preset_is_read_whole() {
         for model in model_catalogue().models {
-            assert!(SUPPORTED_TYPES.contains(&model.family.as_str()), "{}", model.name);
+            assert!(Model::families().contains(&model.family.as_str()), "{}", model.name);
             for number in
                 [model.layers, model.hidden, model.heads, model.kv_heads, model.vocab, model.max_seq]
             {

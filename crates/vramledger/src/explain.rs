@@ -1,13 +1,18 @@
 //! What a ledger means: the peak in short, and its owners as a person thinks of them.
 
+use std::collections::BTreeMap;
+
 use ledger::Category;
 use wire::explanation::{Explanation, Owner, PeakSummary};
 use wire::{Contributor, Ledger, Peak, Peaks, Totals};
 
 use crate::timeline::timeline;
 
-/// The least share of the peak that makes a part worth a row of its own.
-const LEAST_SHARE: f64 = 0.01;
+/// The least share of the peak that makes a group worth a row of its own.
+const LEAST_GROUP: f64 = 0.0005;
+/// The least share of the peak that makes a part of a group worth one.
+const LEAST_PART: f64 = 0.01;
+const REST: &str = "the rest";
 
 /// What `ledger` means, without levers.
 pub fn explain(ledger: &Ledger) -> Explanation {
@@ -52,13 +57,14 @@ fn place(contributor: &Contributor) -> (&'static str, Option<&'static str>) {
         Category::CommunicationBuffer => ("communication buffers", None),
         Category::Unattributed => ("unattributed", None),
         Category::Activation | Category::Temporary if kind == LOSS => (LOSS, None),
+        Category::Temporary if kind == OPTIMIZER => (OPTIMIZER, None),
         Category::Activation => ("activations", Some(kind)),
         Category::Temporary => ("temporaries", Some(kind)),
     }
 }
 
 /// The groups in the order they are shown.
-const GROUPS: [&str; 12] = [
+const GROUPS: [&str; 13] = [
     "weights",
     "buffers",
     "master weights",
@@ -68,12 +74,14 @@ const GROUPS: [&str; 12] = [
     "activations",
     LOSS,
     "temporaries",
+    OPTIMIZER,
     "workspace of kernels",
     "communication buffers",
     "unattributed",
 ];
 
 const LOSS: &str = "logits and loss";
+const OPTIMIZER: &str = "temporaries of the optimizer";
 
 /// The kind of layer that a module path speaks of: `model.layers.*.mlp.act_fn.silu` is of an MLP.
 fn kind(name: &str) -> &'static str {
@@ -88,10 +96,10 @@ fn kind(name: &str) -> &'static str {
         "norms"
     } else if has(|part| part.contains("embed") || matches!(part, "wte" | "wpe")) {
         "embeddings"
-    } else if has(|part| part == "optimizer") {
-        "optimizer step"
+    } else if has(|part| matches!(part, "optimizer" | "clip_grad_norm")) {
+        OPTIMIZER
     } else if has(|part| part == "*") {
-        "between layers"
+        "residual stream"
     } else {
         "other"
     }
@@ -102,41 +110,98 @@ fn owners(peak: &Peak) -> Vec<Owner> {
     let owner =
         |name: &str, bytes: u64| Owner { name: name.into(), bytes, share: share(bytes), parts: Vec::new() };
     let mut owners = Vec::new();
+    let mut rest = 0;
     for group in GROUPS {
-        let mut whole = owner(group, 0);
+        let mut bytes = 0;
+        let mut parts: BTreeMap<&str, u64> = BTreeMap::new();
         for contributor in &peak.contributors {
             let (of, part) = place(contributor);
-            if of != group {
-                continue;
-            }
-            whole.bytes += contributor.bytes;
-            let Some(part) = part else { continue };
-            match whole.parts.iter_mut().find(|known| known.name == part) {
-                Some(known) => known.bytes += contributor.bytes,
-                None => whole.parts.push(owner(part, contributor.bytes)),
+            if of == group {
+                bytes += contributor.bytes;
+                *parts.entry(part.unwrap_or_default()).or_default() += contributor.bytes;
             }
         }
-        if whole.bytes == 0 {
+        if share(bytes) < LEAST_GROUP {
+            rest += bytes;
             continue;
         }
-        whole.share = share(whole.bytes);
-        whole.parts = worth_a_row(whole.parts, share);
-        owners.push(whole);
+        let parts = parts.into_iter().map(|(part, bytes)| owner(part, bytes)).collect();
+        owners.push(Owner { parts: worth_a_row(parts, &owner), ..owner(group, bytes) });
+    }
+    if rest > 0 {
+        owners.push(owner(REST, rest));
     }
     owners
 }
 
 /// The parts, largest first; the smallest together as the last, and none where there is only one.
-fn worth_a_row(mut parts: Vec<Owner>, share: impl Fn(u64) -> f64) -> Vec<Owner> {
-    for part in &mut parts {
-        part.share = share(part.bytes);
-    }
+fn worth_a_row(mut parts: Vec<Owner>, owner: &impl Fn(&str, u64) -> Owner) -> Vec<Owner> {
     parts.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
-    let shown = parts.iter().take_while(|part| part.share >= LEAST_SHARE).count();
-    let rest: u64 = parts[shown..].iter().map(|part| part.bytes).sum();
+    let shown = parts.iter().take_while(|part| part.share >= LEAST_PART).count();
     if parts.len() - shown > 1 {
-        parts.truncate(shown);
-        parts.push(Owner { name: "the rest".into(), bytes: rest, share: share(rest), parts: Vec::new() });
+        let rest = parts.drain(shown..).map(|part| part.bytes).sum();
+        parts.push(owner(REST, rest));
     }
     if parts.len() == 1 { Vec::new() } else { parts }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn contributor(name: &str, category: Category, bytes: u64) -> Contributor {
+        Contributor { name: name.into(), category: wire::Category(category), bytes, count: 1, saved: 0 }
+    }
+
+    fn peak(contributors: Vec<Contributor>) -> Peak {
+        Peak {
+            bytes: contributors.iter().map(|contributor| contributor.bytes).sum(),
+            device: 0,
+            step: None,
+            micro_batch: None,
+            phase: None,
+            event: 0,
+            at_peak: wire::Ladder::default(),
+            by_category: BTreeMap::new(),
+            contributors,
+        }
+    }
+
+    #[test]
+    fn owners_are_grouped_as_a_person_thinks_and_sum_to_the_peak() {
+        let peak = peak(vec![
+            contributor("model.layers.*.mlp.up_proj.weight", Category::Parameter, 4000),
+            contributor("model.layers.*.mlp.act_fn.silu", Category::Activation, 3000),
+            contributor("loss.log_softmax", Category::Activation, 1000),
+            contributor("loss.nll_loss_backward", Category::Temporary, 1000),
+            contributor("model.layers.*.self_attn.q_norm.to", Category::Activation, 500),
+            contributor("transformer.h.*.ln_1.layer_norm", Category::Activation, 400),
+            contributor("optimizer.sqrt", Category::Temporary, 50),
+            contributor("model.layers.*.add", Category::Activation, 49),
+            contributor("input_ids", Category::Input, 1),
+        ]);
+        let rows: Vec<(String, u64, Vec<(String, u64)>)> = owners(&peak)
+            .into_iter()
+            .map(|owner| {
+                let parts = owner.parts.into_iter().map(|part| (part.name, part.bytes)).collect();
+                (owner.name, owner.bytes, parts)
+            })
+            .collect();
+        let parts = [("mlp", 3000), ("attention", 500), ("norms", 400), ("residual stream", 49)];
+        assert_eq!(
+            rows,
+            [
+                ("weights".to_owned(), 4000, Vec::new()),
+                (
+                    "activations".to_owned(),
+                    3949,
+                    parts.map(|(name, bytes)| (name.to_owned(), bytes)).to_vec()
+                ),
+                ("logits and loss".to_owned(), 2000, Vec::new()),
+                ("temporaries of the optimizer".to_owned(), 50, Vec::new()),
+                ("the rest".to_owned(), 1, Vec::new()),
+            ]
+        );
+        assert_eq!(rows.iter().map(|row| row.1).sum::<u64>(), peak.bytes);
+    }
 }

@@ -3,73 +3,125 @@
 use std::num::NonZeroUsize;
 use std::thread;
 
+use ledger::Dtype;
 use models::{Attention, Checkpoint, Optimizer, OptimizerImpl, Setup};
-use wire::explanation::Lever;
+use wire::explanation::{Lever, PeakSummary};
 
 use crate::plan::replayed;
 use crate::{Plan, PlanQuestion, explain};
 
-/// The least share of the peak that makes a saving worth a row.
-const LEAST_SHARE: f64 = 0.01;
-/// The most events of a tape for which other settings are tried as well: they cost as much again each.
-const MOST_EVENTS: usize = 2_000_000;
+/// The most events that the other settings may cost together: some tens of milliseconds.
+const MOST_EVENTS: usize = 100_000;
+/// Steps and micro-batches after which nothing new happens: the state exists from the second step
+/// on, the gradients from the second micro-batch on.
+const STEADY: u32 = 2;
 
-/// What other settings would save of the peak of `plan`, the most first: each is run as the plan was.
+/// What other settings would save of the peak of `plan`, the most first, and only what saves anything.
 ///
-/// None where the run is so long that this would be felt.
-pub fn levers(question: &PlanQuestion<'_>, plan: &Plan) -> Vec<Lever> {
-    let Some(peak) = explain(&plan.ledger).peak.filter(|_| plan.tape.len() <= MOST_EVENTS) else {
-        return Vec::new();
-    };
-    let tries = other_setups(question);
+/// The settings are tried in the order of what they cost a user, as many as [`MOST_EVENTS`] allows.
+pub fn levers(plan: &Plan<'_>) -> Vec<Lever> {
+    let Some(peak) = explain(&plan.ledger).peak else { return Vec::new() };
+    let mut question = plan.question.clone();
+    let rounds = |setup: &Setup| setup.steps as usize * setup.accumulate as usize;
+    shorten(&mut question.setup, &peak);
+    let events = plan.tape.len() * rounds(&question.setup) / rounds(&plan.question.setup);
+    let fp32 = plan.ledger.parameters.is_some_and(|parameters| parameters.bytes == 4 * parameters.total);
+    let mut tries = other_setups(&question, plan.question.setup.accumulate, fp32);
+    tries.truncate(MOST_EVENTS / events.max(1));
     let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let mut levers = Vec::new();
-    for some in tries.chunks(threads.max(1)) {
+    for some in tries.chunks(threads) {
         let found: Vec<Option<Lever>> = thread::scope(|scope| {
-            let running: Vec<_> = some
-                .iter()
-                .map(|(setting, setup)| {
-                    scope.spawn(move || {
-                        let other = PlanQuestion { setup: setup.clone(), ..question.clone() };
-                        let (_, books) = replayed(&other).ok()?;
-                        let other = books.peaks.allocated.or(books.peaks.requested)?;
-                        Some(Lever {
-                            setting: setting.clone(),
-                            peak_bytes: other.bytes.get(),
-                            phase: other.at.map(|at| at.phase),
-                            saving_bytes: peak.bytes.cast_signed() - other.bytes.get().cast_signed(),
-                        })
-                    })
-                })
-                .collect();
+            let start = |(setting, setup): &(String, Setup)| {
+                let (setting, other) =
+                    (setting.clone(), PlanQuestion { setup: setup.clone(), ..question.clone() });
+                let peak = peak.bytes;
+                scope.spawn(move || lever(setting, &other, peak))
+            };
+            let running: Vec<_> = some.iter().map(start).collect();
             running.into_iter().map(|thread| thread.join().ok().flatten()).collect()
         });
         levers.extend(found.into_iter().flatten());
     }
-    levers.retain(|lever| lever.saving_bytes as f64 >= LEAST_SHARE * peak.bytes as f64);
+    let all = levers.clone();
+    // Two settings that save no more than one of them are not worth a row.
+    let redundant = |lever: &Lever| {
+        let as_good =
+            |other: &Lever| other.saving_bytes >= lever.saving_bytes && other.setting != lever.setting;
+        all.iter().any(|other| as_good(other) && lever.setting.contains(&other.setting))
+    };
+    levers.retain(|lever| lever.saving_bytes > 0 && !redundant(lever));
     levers.sort_by(|a, b| b.saving_bytes.cmp(&a.saving_bytes).then_with(|| a.setting.cmp(&b.setting)));
     levers
 }
 
-/// Setups that differ from the one of `question` in one setting, and the flags that make them.
-fn other_setups(question: &PlanQuestion<'_>) -> Vec<(String, Setup)> {
+/// The peak of `other` beside one of `peak` bytes; none where it cannot be run.
+fn lever(setting: String, other: &PlanQuestion<'_>, peak: u64) -> Option<Lever> {
+    let (_, books) = replayed(other).ok()?;
+    let other = books.peaks.allocated.or(books.peaks.requested)?;
+    Some(Lever {
+        setting,
+        peak_bytes: other.bytes.get(),
+        phase: other.at.map(|at| at.phase),
+        saving_bytes: peak.cast_signed() - other.bytes.get().cast_signed(),
+    })
+}
+
+/// Leaves out of `setup` what only repeats, where the peak shows that it does.
+fn shorten(setup: &mut Setup, peak: &PeakSummary) {
+    let steady = |at: Option<u32>| at.is_none_or(|at| at <= STEADY);
+    if setup.seqs.len() <= 1 && steady(peak.step) && steady(peak.micro_batch) {
+        setup.steps = setup.steps.min(STEADY);
+        setup.accumulate = setup.accumulate.min(STEADY);
+    }
+}
+
+/// Setups that differ from the one of `question`, and the flags that make them: first what changes
+/// nothing but memory and time, then what changes the arithmetic, then what changes the training.
+///
+/// `accumulate` is what the user set, which `question` may have shortened; `fp32` is whether the
+/// weights are.
+fn other_setups(question: &PlanQuestion<'_>, accumulate: u32, fp32: bool) -> Vec<(String, Setup)> {
     let setup = &question.setup;
     let text = question.model.model.max_seq().is_some();
+    let adam = matches!(setup.optimizer, Optimizer::Adam | Optimizer::AdamW);
+    let checkpoint = text && setup.checkpoint == Checkpoint::None;
+    let fused = adam && setup.optimizer_impl != Some(OptimizerImpl::Fused);
     let mut others = Vec::new();
     let mut with = |setting: String, change: &dyn Fn(&mut Setup)| {
         let mut other = setup.clone();
         change(&mut other);
         others.push((setting, other));
     };
-    if text && setup.checkpoint == Checkpoint::None {
-        with("--checkpoint full".into(), &|other| other.checkpoint = Checkpoint::Full);
+    let checkpointed = |other: &mut Setup| other.checkpoint = Checkpoint::Full;
+    let in_one_kernel = |other: &mut Setup| other.optimizer_impl = Some(OptimizerImpl::Fused);
+    if checkpoint && fused {
+        with("--checkpoint full --optimizer-impl fused".into(), &|other| {
+            checkpointed(other);
+            in_one_kernel(other);
+        });
+    }
+    if checkpoint {
+        with("--checkpoint full".into(), &checkpointed);
+    }
+    if fused {
+        with("--optimizer-impl fused".into(), &in_one_kernel);
     }
     if text && setup.attention == Attention::Eager {
         with("--attention sdpa".into(), &|other| other.attention = Attention::Sdpa);
     }
-    let adam = matches!(setup.optimizer, Optimizer::Adam | Optimizer::AdamW);
-    if adam && setup.optimizer_impl != Some(OptimizerImpl::Fused) {
-        with("--optimizer-impl fused".into(), &|other| other.optimizer_impl = Some(OptimizerImpl::Fused));
+    if setup.keep_outputs {
+        with("without --keep-outputs".into(), &|other| other.keep_outputs = false);
+    }
+    if setup.batch > 1 {
+        let (batch, accumulate) = (setup.batch / 2, accumulate.saturating_mul(2));
+        with(format!("--batch {batch} --accumulate {accumulate}"), &|other| {
+            other.batch = batch;
+            other.accumulate = STEADY;
+        });
+    }
+    if text && fp32 && setup.autocast.is_none() {
+        with("--dtype bf16".into(), &|other| other.dtype = Some(Dtype::Bf16));
     }
     if adam {
         with("--optimizer adafactor".into(), &|other| {
@@ -77,29 +129,10 @@ fn other_setups(question: &PlanQuestion<'_>) -> Vec<(String, Setup)> {
             other.optimizer_impl = None;
         });
     }
-    if setup.batch > 1 {
-        let (batch, accumulate) = (setup.batch / 2, setup.accumulate.saturating_mul(2));
-        with(format!("--batch {batch} --accumulate {accumulate}"), &|other| {
-            other.batch = batch;
-            other.accumulate = accumulate;
-        });
-    }
     if let [seq] = setup.seqs[..]
         && seq > 1
     {
         with(format!("--seq {}", seq / 2), &|other| other.seqs = vec![seq / 2]);
-    }
-    if text && setup.autocast.is_none() && setup.dtype == Some(ledger::Dtype::Fp32) {
-        with("--autocast bf16".into(), &|other| other.autocast = Some(ledger::Dtype::Bf16));
-    }
-    if text && setup.dtype != Some(ledger::Dtype::Bf16) && setup.dtype != Some(ledger::Dtype::Fp16) {
-        with("--dtype bf16".into(), &|other| {
-            other.dtype = Some(ledger::Dtype::Bf16);
-            other.autocast = None;
-        });
-    }
-    if setup.keep_outputs {
-        with("without --keep-outputs".into(), &|other| other.keep_outputs = false);
     }
     others
 }

@@ -7,12 +7,6 @@ use wire::{About, Batch, Flops, Ledger, Parameters};
 
 use crate::{Error, NamedModel};
 
-/// The most tokens of one micro-batch.
-const MOST_TOKENS: u64 = 1 << 26;
-/// The most pairs of tokens that attention written out may look at, in one micro-batch.
-const MOST_PAIRS: u64 = 1 << 42;
-/// The most micro-batches of all steps together: each is run, and each is on the tape.
-const MOST_MICRO_BATCHES: u64 = 4096;
 /// The length taken where none is given, or the longest that the config allows.
 const USUAL_SEQ: u64 = 4096;
 
@@ -33,7 +27,9 @@ pub struct PlanQuestion<'a> {
 
 /// What `plan` answers.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct Plan<'a> {
+    /// The question, with what it left open filled in.
+    pub question: PlanQuestion<'a>,
     /// The books.
     pub ledger: Ledger,
     /// The run they were made from.
@@ -42,19 +38,11 @@ pub struct Plan {
     pub about: About,
 }
 
-impl PlanQuestion<'_> {
-    /// What the card leaves to the allocator.
-    pub fn available(&self) -> Bytes {
-        self.gpu.capacity.saturating_sub(self.context)
-    }
-}
-
 /// Runs the steps of the question on shapes and replays what they did to memory.
 ///
 /// # Errors
 /// A setup out of range, one that the model cannot run, or more than a tape holds.
-pub fn plan(question: &PlanQuestion<'_>) -> Result<Plan, Error> {
-    let mut question = question.clone();
+pub fn plan(mut question: PlanQuestion<'_>) -> Result<Plan<'_>, Error> {
     let mut assumptions = Vec::new();
     if let Some(longest) = question.model.model.max_seq().filter(|_| question.setup.seqs.is_empty()) {
         let seq = longest.min(USUAL_SEQ);
@@ -65,7 +53,7 @@ pub fn plan(question: &PlanQuestion<'_>) -> Result<Plan, Error> {
     let (run, books) = replayed(&question)?;
     assumptions.extend(run.assumptions);
     assumptions.push(format!(
-        "the CUDA context and libraries take {} MiB of the card, which the allocator never sees",
+        "the CUDA context takes {} MiB of the card, which the allocator never sees",
         question.context.get() >> 20
     ));
     let about = About {
@@ -91,7 +79,7 @@ pub fn plan(question: &PlanQuestion<'_>) -> Result<Plan, Error> {
         warnings: warnings(&question),
         ..About::new(ledger::Provenance::Estimated)
     };
-    Ok(Plan { ledger: Ledger::new(about.clone(), &books), tape: run.tape, about })
+    Ok(Plan { ledger: Ledger::new(about.clone(), &books), tape: run.tape, about, question })
 }
 
 /// One run of `question` and its books.
@@ -117,53 +105,11 @@ fn allocator(_question: &PlanQuestion<'_>) -> Option<Box<dyn Meter>> {
     None
 }
 
-/// Refuses what cannot be run, before anything is multiplied.
+/// Refuses what the model itself does not see: `models` bounds every extent before it is multiplied.
 fn check(question: &PlanQuestion<'_>) -> Result<(), Error> {
     let setup = &question.setup;
-    let positive = [
-        ("--batch", setup.batch),
-        ("--accumulate", setup.accumulate.into()),
-        ("--world-size", setup.world_size.into()),
-        ("--steps", setup.steps.into()),
-    ];
-    for (what, value) in positive {
-        if value == 0 {
-            return Err(Error::out_of_range(what, "at least 1", value));
-        }
-    }
-    let text = question.model.model.max_seq().is_some();
-    if !text && !setup.seqs.is_empty() {
+    if question.model.model.max_seq().is_none() && !setup.seqs.is_empty() {
         return Err(Error::Setup { what: "an mlp has no sequence: leave out `--seq` and `--seqs`".into() });
-    }
-    for seq in setup.seqs.iter().copied().chain((!text).then_some(1)) {
-        if seq == 0 {
-            return Err(Error::out_of_range("--seq", "at least 1", seq));
-        }
-        let tokens = setup.batch.checked_mul(seq).filter(|tokens| *tokens <= MOST_TOKENS);
-        let Some(tokens) = tokens else {
-            let value = format!("{} x {seq}", setup.batch);
-            return Err(Error::out_of_range(
-                "--batch x --seq",
-                format!("at most {MOST_TOKENS} tokens"),
-                value,
-            ));
-        };
-        if setup.attention == Attention::Eager
-            && tokens.checked_mul(seq).is_none_or(|pairs| pairs > MOST_PAIRS)
-        {
-            let value = format!("{} x {seq} x {seq}", setup.batch);
-            return Err(Error::out_of_range(
-                "--batch x --seq x --seq",
-                "at most 2^42 with `--attention eager`",
-                value,
-            ));
-        }
-    }
-    let rounds = u64::from(setup.steps) * u64::from(setup.accumulate);
-    if rounds > MOST_MICRO_BATCHES {
-        let value = format!("{} x {}", setup.steps, setup.accumulate);
-        let range = format!("at most {MOST_MICRO_BATCHES} micro-batches");
-        return Err(Error::out_of_range("--steps x --accumulate", range, value));
     }
     if !(setup.momentum.is_finite() && setup.momentum >= 0.0) {
         return Err(Error::out_of_range("--momentum", "0 or more", setup.momentum));
@@ -261,6 +207,6 @@ fn subject(question: &PlanQuestion<'_>) -> Map<String, Value> {
 ///
 /// # Errors
 /// A tape beyond the limits of the form.
-pub fn tape_file(plan: &Plan) -> Result<Vec<u8>, Error> {
+pub fn tape_file(plan: &Plan<'_>) -> Result<Vec<u8>, Error> {
     Ok(wire::write_tape(&plan.about, &plan.tape)?)
 }

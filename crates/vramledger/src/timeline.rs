@@ -1,4 +1,4 @@
-//! The phases of a ledger with equal steps and equal micro-batches folded into one.
+//! The phases of a ledger for a page: the micro-batches of a step as one, equal steps as one.
 
 use ledger::Category;
 use wire::explanation::Span;
@@ -6,20 +6,6 @@ use wire::{Peak, PhaseRow, Totals};
 
 /// The most groups of equal steps, the load among them, that are all shown.
 const MOST_STEPS: usize = 4;
-
-/// Equal steps, one after the other.
-struct Steps<'a> {
-    first: u32,
-    last: u32,
-    rounds: Vec<Rounds<'a>>,
-}
-
-/// Equal micro-batches of a step, one after the other, or what of the step is in none.
-struct Rounds<'a> {
-    micro_batches: Option<(u32, u32)>,
-    /// The phases of the first of them.
-    rows: Vec<&'a PhaseRow>,
-}
 
 /// The rows that a page shows, in the measure that `amount` picks, and how many steps have none:
 /// where they are many, only the load, the first step, the last and the one of the peak are shown.
@@ -29,91 +15,69 @@ pub(crate) fn timeline(
     amount: fn(&Totals) -> Option<u64>,
 ) -> (Vec<Span>, u32) {
     let rows: Vec<&PhaseRow> = phases.iter().filter(|row| row.device == peak.device).collect();
-    let mut folded: Vec<Steps<'_>> = Vec::new();
+    let mut folded: Vec<Vec<Span>> = Vec::new();
     for step in rows.chunk_by(|a, b| a.step == b.step) {
-        let rounds = rounds(step);
-        match folded.last_mut().filter(|before| same(&before.rounds, &rounds)) {
-            Some(before) => before.last = step[0].step,
-            None => folded.push(Steps { first: step[0].step, last: step[0].step, rounds }),
+        let spans = spans(step, peak, amount);
+        match folded.last_mut().filter(|before| equal(before, &spans)) {
+            Some(before) => {
+                for (span, later) in before.iter_mut().zip(spans) {
+                    span.steps.1 = later.steps.1;
+                    span.holds_peak |= later.holds_peak;
+                }
+            }
+            None => folded.push(spans),
         }
     }
     let total = folded.len();
     let mut left_out = 0;
-    let mut spans = Vec::new();
-    for (index, step) in folded.iter().enumerate() {
-        let range = Some((step.first, step.last));
-        let peak_here = within(peak.step, range);
-        if total <= MOST_STEPS || index <= 1 || index + 1 == total || peak_here {
-            for round in &step.rounds {
-                let here = peak_here && within(peak.micro_batch, round.micro_batches);
-                let spans_here = round.rows.iter().map(|row| {
-                    let holds_peak = here && peak.phase.as_deref() == Some(row.phase.as_str());
-                    span((step.first, step.last), round.micro_batches, row, holds_peak, amount)
-                });
-                spans.extend(spans_here);
-            }
+    let mut shown = Vec::new();
+    for (index, step) in folded.into_iter().enumerate() {
+        let holds_peak = step.iter().any(|span| span.holds_peak);
+        if total <= MOST_STEPS || index <= 1 || index + 1 == total || holds_peak {
+            shown.extend(step);
         } else {
-            left_out += step.last - step.first + 1;
+            left_out += step.first().map_or(0, |span| span.steps.1 - span.steps.0 + 1);
         }
     }
-    (spans, left_out)
+    (shown, left_out)
 }
 
-/// The micro-batches of a step, equal neighbours folded.
-fn rounds<'a>(step: &[&'a PhaseRow]) -> Vec<Rounds<'a>> {
-    let mut folded: Vec<Rounds<'_>> = Vec::new();
-    for rows in step.chunk_by(|a, b| a.micro_batch == b.micro_batch) {
-        let at = rows[0].micro_batch;
-        match (at, folded.last_mut()) {
-            (Some(at), Some(Rounds { micro_batches: Some((_, last)), rows: before }))
-                if alike(before, rows) =>
-            {
-                *last = at
+/// Whether two steps are equal but for where they stand.
+fn equal(a: &[Span], b: &[Span]) -> bool {
+    let placeless = |span: &Span| Span { steps: (0, 0), holds_peak: false, ..span.clone() };
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| placeless(a) == placeless(b))
+}
+
+/// The phases of a step, each once: the largest total of its micro-batches, and how the last one ends.
+fn spans(step: &[&PhaseRow], peak: &Peak, amount: fn(&Totals) -> Option<u64>) -> Vec<Span> {
+    let mut spans: Vec<Span> = Vec::new();
+    for row in step {
+        let mut span = span(row, peak, amount);
+        match spans.iter_mut().find(|before| before.phase == row.phase) {
+            Some(before) => {
+                span.micro_batches =
+                    before.micro_batches.zip(row.micro_batch).map(|((first, _), last)| (first, last));
+                span.peak_bytes = before.peak_bytes.max(span.peak_bytes);
+                span.holds_peak |= before.holds_peak;
+                *before = span;
             }
-            _ => folded.push(Rounds { micro_batches: at.map(|at| (at, at)), rows: rows.to_vec() }),
+            None => spans.push(span),
         }
     }
-    folded
+    spans
 }
 
-fn same(a: &[Rounds<'_>], b: &[Rounds<'_>]) -> bool {
-    let equal =
-        |(a, b): (&Rounds<'_>, &Rounds<'_>)| a.micro_batches == b.micro_batches && alike(&a.rows, &b.rows);
-    a.len() == b.len() && a.iter().zip(b).all(equal)
-}
-
-/// Whether two lists of phases are equal but for where they stand.
-fn alike(a: &[&PhaseRow], b: &[&PhaseRow]) -> bool {
-    let equal = |(a, b): (&&PhaseRow, &&PhaseRow)| {
-        a.phase == b.phase && a.peak == b.peak && a.end == b.end && a.end_by_category == b.end_by_category
-    };
-    a.len() == b.len() && a.iter().zip(b).all(equal)
-}
-
-/// Whether a step or micro-batch is in a range; nowhere is in no range.
-fn within(at: Option<u32>, range: Option<(u32, u32)>) -> bool {
-    match (at, range) {
-        (Some(at), Some((first, last))) => (first..=last).contains(&at),
-        (at, range) => at.is_none() && range.is_none(),
-    }
-}
-
-fn span(
-    steps: (u32, u32),
-    micro_batches: Option<(u32, u32)>,
-    row: &PhaseRow,
-    holds_peak: bool,
-    amount: fn(&Totals) -> Option<u64>,
-) -> Span {
+fn span(row: &PhaseRow, peak: &Peak, amount: fn(&Totals) -> Option<u64>) -> Span {
     let of = |categories: &[Category]| -> u64 {
         let held = row.end_by_category.iter().filter(|(category, _)| categories.contains(&category.0));
         held.map(|(_, bytes)| bytes).sum()
     };
     let weights_bytes = of(&[Category::Parameter, Category::Buffer, Category::MasterWeight]);
     let (gradient_bytes, optimizer_bytes) = (of(&[Category::Gradient]), of(&[Category::OptimizerState]));
+    let here = (peak.step, peak.micro_batch, peak.phase.as_deref());
     Span {
-        steps,
-        micro_batches,
+        steps: (row.step, row.step),
+        micro_batches: row.micro_batch.map(|at| (at, at)),
         phase: row.phase.clone(),
         peak_bytes: amount(&row.peak),
         end_bytes: amount(&row.end),
@@ -121,7 +85,7 @@ fn span(
         gradient_bytes,
         optimizer_bytes,
         other_bytes: of(Category::ALL) - weights_bytes - gradient_bytes - optimizer_bytes,
-        holds_peak,
+        holds_peak: here == (Some(row.step), row.micro_batch, Some(row.phase.as_str())),
     }
 }
 
@@ -159,8 +123,8 @@ mod tests {
         }
     }
 
-    /// Steps, micro-batches, phase and whether the peak is there.
-    type Shown = ((u32, u32), Option<(u32, u32)>, String, bool);
+    /// Steps, micro-batches, phase, largest total and whether the peak is there.
+    type Shown = ((u32, u32), Option<(u32, u32)>, String, u64, bool);
 
     fn shown(rows: &[PhaseRow], peak: &Peak) -> (Vec<Shown>, u32) {
         let (spans, left_out) = timeline(rows, peak, |totals| totals.requested_bytes);
@@ -170,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_steps_and_micro_batches_are_one_row() {
+    fn the_micro_batches_of_a_step_and_equal_steps_are_one_row() {
         let mut rows = vec![row(0, None, "load", 1)];
         for step in 1..=3 {
             let state = u64::from(step > 1);
@@ -182,20 +146,20 @@ mod tests {
             rows.push(row(step, None, "update", 5 + state));
         }
         let (spans, left_out) = shown(&rows, &peak(2, Some(2), "backward"));
+        let all = Some((1, 4));
         let expected = [
-            ((0, 0), None, "load", false),
-            ((1, 1), Some((1, 1)), "forward", false),
-            ((1, 1), Some((1, 1)), "backward", false),
-            ((1, 1), Some((2, 4)), "forward", false),
-            ((1, 1), Some((2, 4)), "backward", false),
-            ((1, 1), None, "update", false),
-            ((2, 3), Some((1, 1)), "forward", false),
-            ((2, 3), Some((1, 1)), "backward", false),
-            ((2, 3), Some((2, 4)), "forward", false),
-            ((2, 3), Some((2, 4)), "backward", true),
-            ((2, 3), None, "update", false),
+            ((0, 0), None, "load", 1, false),
+            ((1, 1), all, "forward", 11, false),
+            ((1, 1), all, "backward", 21, false),
+            ((1, 1), None, "update", 5, false),
+            ((2, 3), all, "forward", 12, false),
+            ((2, 3), all, "backward", 22, true),
+            ((2, 3), None, "update", 6, false),
         ];
-        assert_eq!(spans, expected.map(|(steps, of, phase, peak)| (steps, of, phase.to_owned(), peak)));
+        assert_eq!(
+            spans,
+            expected.map(|(steps, of, phase, most, peak)| (steps, of, phase.to_owned(), most, peak))
+        );
         assert_eq!(left_out, 0);
     }
 

@@ -138,8 +138,8 @@ pub struct ModelCatalogue {
     pub format: String,
     /// A row for each preset.
     pub models: Vec<ModelEntry>,
-    /// The values of `model_type` that a config.json may have.
-    pub supported_types: Vec<String>,
+    /// The families that can be planned: each a `model_type` of a config.json, but for mlp.
+    pub families: Vec<String>,
 }
 
 /// One preset.

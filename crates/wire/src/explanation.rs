@@ -12,7 +12,7 @@ pub struct Explanation {
     pub available_bytes: Option<u64>,
     /// `available_bytes` less the peak; negative where the peak alone is too much.
     pub left_bytes: Option<i64>,
-    /// The phases, equal steps and micro-batches folded into one row.
+    /// The phases, the micro-batches of a step and equal steps folded into one row.
     pub timeline: Vec<Span>,
     /// How many steps have no row in `timeline`.
     pub steps_left_out: u32,
@@ -46,17 +46,17 @@ pub struct Span {
     pub micro_batches: Option<(u32, u32)>,
     /// The phase.
     pub phase: String,
-    /// The largest total in it.
+    /// The largest total in any of them.
     pub peak_bytes: Option<u64>,
-    /// The total at its end.
+    /// The total at the end of the last one; the four amounts below are of that instant too.
     pub end_bytes: Option<u64>,
-    /// Parameters, buffers and master weights at its end.
+    /// Parameters, buffers and master weights.
     pub weights_bytes: u64,
-    /// Gradients of parameters at its end.
+    /// Gradients of parameters.
     pub gradient_bytes: u64,
-    /// Optimizer state at its end.
+    /// Optimizer state.
     pub optimizer_bytes: u64,
-    /// Everything else at its end.
+    /// Everything else.
     pub other_bytes: u64,
     /// Whether the peak of the run is in it.
     pub holds_peak: bool,

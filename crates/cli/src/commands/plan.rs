@@ -30,7 +30,7 @@ pub fn run(args: PlanArgs, common: &Common) -> Result<Exit> {
         context: settings.context.unwrap_or(CONTEXT),
         alloc_conf: settings.alloc_conf.clone().unwrap_or_default(),
     };
-    let mut plan = vramledger::plan(&question)?;
+    let mut plan = vramledger::plan(question)?;
     // `-o run.vlt` keeps the tape and leaves the answer to standard output.
     let keeps_tape =
         common.output.as_deref().is_some_and(|path| path.extension().is_some_and(|end| end == "vlt"));
@@ -41,7 +41,7 @@ pub fn run(args: PlanArgs, common: &Common) -> Result<Exit> {
     }
     let mut explanation = vramledger::explain(&plan.ledger);
     if matches!(common.format, Format::Text | Format::Markdown) {
-        explanation.levers = vramledger::levers(&question, &plan);
+        explanation.levers = vramledger::levers(&plan);
     }
     let report = PlanReport { ledger: &plan.ledger, explanation: &explanation };
     output::answer_with(&plan.ledger, &report, &common)?;
