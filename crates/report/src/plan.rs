@@ -97,17 +97,14 @@ impl PlanReport<'_> {
         let (good, fits) = match (self.ledger.fits, self.explanation.left_bytes) {
             (Some(true), _) => (Some(true), format!("it fits on {device}")),
             (Some(false), _) => (Some(false), format!("it does not fit on {device}")),
-            (None, Some(left)) if left < 0 => (
-                Some(false),
-                format!("that is {} more than {device} has for it", unit.size(left.unsigned_abs())),
-            ),
-            (None, Some(left)) => (
-                None,
-                format!(
-                    "{} of {device} are left for what the allocator adds",
-                    unit.size(left.unsigned_abs())
-                ),
-            ),
+            (None, Some(left)) if left < 0 => {
+                (Some(false), format!("that is {} more than {device} has for it", size(left.unsigned_abs())))
+            }
+            (None, Some(left)) => {
+                let left = left.unsigned_abs();
+                let left = Unit::of_largest([peak.bytes, left]).size(left);
+                (None, format!("{left} of {device} are left for what the allocator adds"))
+            }
             (None, None) => (None, format!("the memory of {device} is not known")),
         };
         Block::Verdict { good, text: format!("{needs}; {fits}") }

@@ -10,8 +10,10 @@ use wire::explanation::{Lever, PeakSummary};
 use crate::plan::replayed;
 use crate::{Plan, PlanQuestion, explain};
 
-/// The most events that the other settings may cost together: some tens of milliseconds.
-const MOST_EVENTS: usize = 100_000;
+/// The events that the other settings may cost together: some tens of milliseconds. One is tried in
+/// any case, but for runs that take seconds themselves.
+const MOST_EVENTS: usize = 75_000;
+const LONG_RUN: usize = 2_000_000;
 /// Steps and micro-batches after which nothing new happens: the state exists from the second step
 /// on, the gradients from the second micro-batch on.
 const STEADY: u32 = 2;
@@ -27,7 +29,7 @@ pub fn levers(plan: &Plan<'_>) -> Vec<Lever> {
     let events = plan.tape.len() * rounds(&question.setup) / rounds(&plan.question.setup);
     let fp32 = plan.ledger.parameters.is_some_and(|parameters| parameters.bytes == 4 * parameters.total);
     let mut tries = other_setups(&question, plan.question.setup.accumulate, fp32);
-    tries.truncate(MOST_EVENTS / events.max(1));
+    tries.truncate(if events > LONG_RUN { 0 } else { (MOST_EVENTS / events.max(1)).max(1) });
     let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let mut levers = Vec::new();
     for some in tries.chunks(threads) {

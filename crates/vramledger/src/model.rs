@@ -34,12 +34,13 @@ pub fn load_model(name: &str) -> Result<NamedModel, Error> {
         return named(Model::from_config(preset.config));
     }
     if let Some(mlp) = Model::from_mlp_name(name) {
-        return named(mlp);
+        let model = mlp.map_err(|problem| Error::Setup { what: problem.0 })?;
+        return Ok(NamedModel { name: name.into(), model });
     }
     if name == "-" {
         let text =
             read_text(io::stdin().lock()).map_err(|source| Error::Read { path: name.into(), source })?;
-        return named(Model::from_config(&text));
+        return Ok(NamedModel { name: "stdin".into(), ..named(Model::from_config(&text))? });
     }
     let mut path = PathBuf::from(name);
     if path.is_dir() {
