@@ -65,11 +65,7 @@ pub struct Truth {
     pub peak_requested_bytes: u64,
     pub peak_allocated_bytes: u64,
     pub peak_reserved_bytes: u64,
-    pub peak_step: u32,
-    pub peak_phase: String,
     pub context_bytes: u64,
-    pub num_ooms: u64,
-    pub num_alloc_retries: u64,
     pub oom: Option<TruthOom>,
     pub phases: Vec<TruthPhase>,
 }
@@ -80,7 +76,6 @@ pub struct Truth {
 pub struct TruthOom {
     pub step: u32,
     pub phase: String,
-    pub message: String,
 }
 
 /// What was recorded of a phase.

@@ -24,9 +24,12 @@ pub struct Truth {
 /// How far a planned case is from its record.
 struct Verdict {
     id: String,
-    /// What was recorded and what was planned: peak requested bytes.
-    peak: (u64, u64),
-    /// What differs, a sentence each; empty where everything is equal.
+    /// Recorded peaks: requested, allocated, reserved.
+    recorded: [u64; 3],
+    planned: [u64; 3],
+    /// Where the recorded run failed.
+    failed: Option<String>,
+    /// What differs, a sentence each; empty where everything holds.
     differences: Vec<String>,
 }
 
@@ -36,7 +39,7 @@ pub fn run(args: &Truth) -> Result<()> {
     let mut skipped = 0;
     for path in &args.cases {
         for case in Case::read_all(path)? {
-            if case.is_plannable() && case.truth.num_ooms == 0 {
+            if case.is_plannable() {
                 verdicts.push(judge(&case)?);
             } else {
                 skipped += 1;
@@ -52,11 +55,7 @@ pub fn run(args: &Truth) -> Result<()> {
             println!("    {difference}");
         }
     }
-    println!(
-        "{} of {} cases equal to the byte; {skipped} not planned",
-        verdicts.len() - short.len(),
-        verdicts.len()
-    );
+    println!("{} of {} cases hold; {skipped} not planned", verdicts.len() - short.len(), verdicts.len());
     if args.output != "-" {
         std::fs::write(&args.output, page(&verdicts))?;
     }
@@ -75,39 +74,80 @@ fn judge(case: &Case) -> Result<Verdict> {
         context: vramledger::ledger::Bytes::new(case.truth.context_bytes),
         alloc_conf: case.setup.alloc_conf.clone(),
     };
-    let ledger = plan(&question)?.ledger;
-    let mut differences = Vec::new();
-    phases(case, &ledger, &mut differences);
+    let ledger = plan(question)?.ledger;
     let truth = &case.truth;
-    let mut planned_peak = 0;
-    match &ledger.peaks.requested {
-        None => differences.push("no peak was planned".into()),
-        Some(peak) => {
-            planned_peak = peak.bytes;
-            compare("peak requested", truth.peak_requested_bytes, peak.bytes, &mut differences);
-            // The first phase that reaches the recorded peak of requested bytes.
-            let first =
-                truth.phases.iter().find(|row| row.peak_requested_bytes == truth.peak_requested_bytes);
-            if let Some(first) = first
-                && (peak.step, peak.phase.as_deref()) != (Some(first.step), Some(&first.phase))
-            {
-                differences.push(format!(
-                    "the peak is in {} of step {}, planned in {:?} of step {:?}",
-                    first.phase, first.step, peak.phase, peak.step
-                ));
-            }
-        }
+    let mut differences = Vec::new();
+    failure(case, &ledger, &mut differences);
+    phases(case, &ledger, &mut differences);
+    let recorded = [truth.peak_requested_bytes, truth.peak_allocated_bytes, truth.peak_reserved_bytes];
+    let peaks = [&ledger.peaks.requested, &ledger.peaks.allocated, &ledger.peaks.reserved];
+    let planned = peaks.map(|peak| peak.as_ref().map_or(0, |peak| peak.bytes));
+    for ((measure, recorded), planned) in MEASURES.iter().zip(recorded).zip(planned) {
+        let allowed = measure.allowed(case, recorded);
+        compare(&format!("peak {}", measure.name), recorded, planned, allowed, &mut differences);
     }
-    Ok(Verdict { id: case.id.clone(), peak: (truth.peak_requested_bytes, planned_peak), differences })
+    // The first phase that reaches the recorded peak of requested bytes.
+    let first = truth.phases.iter().find(|row| row.peak_requested_bytes == truth.peak_requested_bytes);
+    if let (Some(first), Some(peak)) = (first, &ledger.peaks.requested)
+        && (peak.step, peak.phase.as_deref()) != (Some(first.step), Some(&first.phase))
+    {
+        let (phase, step) = (&peak.phase, peak.step);
+        differences.push(format!(
+            "the peak is in {} of step {}, planned in {phase:?} of step {step:?}",
+            first.phase, first.step
+        ));
+    }
+    let failed = truth.oom.as_ref().map(|oom| format!("{} of step {}", oom.phase, oom.step));
+    Ok(Verdict { id: case.id.clone(), recorded, planned, failed, differences })
 }
 
-/// Compares the rows of the phase table.
+/// A measure and how near it must be.
+struct Measure {
+    name: &'static str,
+    /// The share of the recorded bytes that autocast, whose frees have no fixed order, may move it by.
+    autocast: f64,
+}
+
+const MEASURES: [Measure; 3] = [
+    Measure { name: "requested", autocast: 0.0 },
+    Measure { name: "allocated", autocast: 0.001 },
+    Measure { name: "reserved", autocast: 0.02 },
+];
+
+impl Measure {
+    /// The bytes that this measure of `case` may be off.
+    fn allowed(&self, case: &Case, recorded: u64) -> u64 {
+        if case.setup.autocast.is_some() { (recorded as f64 * self.autocast) as u64 } else { 0 }
+    }
+}
+
+/// Whether the run fails, and at which step and phase, as it did.
+fn failure(case: &Case, ledger: &Ledger, differences: &mut Vec<String>) {
+    let recorded = case.truth.oom.as_ref().map(|oom| (oom.step, oom.phase.clone()));
+    let planned =
+        ledger.oom.as_ref().map(|oom| (oom.step.unwrap_or(0), oom.phase.clone().unwrap_or_default()));
+    if recorded != planned {
+        differences.push(format!("recorded to fail at {recorded:?}, planned at {planned:?}"));
+    }
+    if ledger.fits != Some(planned.is_none()) {
+        differences.push("`fits` does not say whether it fails".into());
+    }
+    if let Some(oom) = &ledger.oom
+        && oom.object.is_none()
+    {
+        differences.push("the object that failed is not named".into());
+    }
+}
+
+/// Compares the rows of the phase table; where a run failed, those before.
 fn phases(case: &Case, ledger: &Ledger, differences: &mut Vec<String>) {
     let truth = &case.truth.phases;
-    if truth.len() != ledger.phases.len() {
+    let failed = case.truth.oom.is_some();
+    if truth.len() != ledger.phases.len() && !failed {
         differences.push(format!("{} phases recorded, {} planned", truth.len(), ledger.phases.len()));
     }
-    for (recorded, planned) in truth.iter().zip(&ledger.phases) {
+    let complete = if failed { ledger.phases.len().saturating_sub(1) } else { ledger.phases.len() };
+    for (recorded, planned) in truth.iter().zip(&ledger.phases[..complete]) {
         let place = format!("step {} {}", recorded.step, recorded.phase);
         let same = (recorded.step, recorded.micro_batch, &recorded.phase)
             == (planned.step, planned.micro_batch, &planned.phase);
@@ -115,13 +155,19 @@ fn phases(case: &Case, ledger: &Ledger, differences: &mut Vec<String>) {
             differences.push(format!("{place} recorded, step {} {} planned", planned.step, planned.phase));
             continue;
         }
-        let mut equal = |what: &str, recorded: u64, planned: Option<u64>| {
-            compare(&format!("{place}: {what}"), recorded, planned.unwrap_or(0), differences);
-        };
-        equal("peak requested", recorded.peak_requested_bytes, planned.peak.requested_bytes);
-        equal("end requested", recorded.end_requested_bytes, planned.end.requested_bytes);
+        let peaks =
+            [recorded.peak_requested_bytes, recorded.peak_allocated_bytes, recorded.peak_reserved_bytes];
+        let ends = [recorded.end_requested_bytes, recorded.end_allocated_bytes, recorded.end_reserved_bytes];
+        for (what, recorded, planned) in [("peak", peaks, &planned.peak), ("end", ends, &planned.end)] {
+            let planned = [planned.requested_bytes, planned.allocated_bytes, planned.reserved_bytes];
+            for ((measure, recorded), planned) in MEASURES.iter().zip(recorded).zip(planned) {
+                let what = format!("{place}: {what} {}", measure.name);
+                let allowed = measure.allowed(case, recorded);
+                compare(&what, recorded, planned.unwrap_or(0), allowed, differences);
+            }
+        }
         for (category, recorded, planned) in owners(recorded, planned) {
-            equal(category, recorded, Some(planned));
+            compare(&format!("{place}: {category}"), recorded, planned, 0, differences);
         }
     }
 }
@@ -140,8 +186,8 @@ fn owners(recorded: &TruthPhase, planned: &PhaseRow) -> Vec<(&'static str, u64, 
     ]
 }
 
-fn compare(what: &str, recorded: u64, planned: u64, differences: &mut Vec<String>) {
-    if recorded != planned {
+fn compare(what: &str, recorded: u64, planned: u64, allowed: u64, differences: &mut Vec<String>) {
+    if recorded.abs_diff(planned) > allowed {
         let difference = i128::from(planned) - i128::from(recorded);
         differences.push(format!("{what}: {recorded} recorded, {planned} planned ({difference:+})"));
     }
@@ -149,21 +195,29 @@ fn compare(what: &str, recorded: u64, planned: u64, differences: &mut Vec<String
 
 /// docs/accuracy.md.
 fn page(verdicts: &[Verdict]) -> String {
-    let equal = verdicts.iter().filter(|verdict| verdict.differences.is_empty()).count();
+    let held = verdicts.iter().filter(|verdict| verdict.differences.is_empty()).count();
     let mut page = format!(
         "# Accuracy\n\n\
          Written by `cargo xtask truth CASES.jsonl`. Each case is a training run of real PyTorch 2.15 with\n\
-         transformers 5.24 on an emulated H100, recorded by PyTorch itself. A case is *equal* when the peak of\n\
-         requested bytes, its phase, and in every step and phase the peak and end of requested bytes and the bytes of\n\
-         parameters, buffers, gradients and optimizer state are the recorded ones to the byte.\n\n\
-         {equal} of {} cases are equal.\n\n\
-         | case | peak requested, recorded | planned | equal |\n|---|---:|---:|---|\n",
+         transformers 5.24 on an emulated H100, recorded by PyTorch itself. A case *holds* when, in every step and\n\
+         phase, peak and end of requested, allocated and reserved bytes and the bytes of parameters, buffers, gradients\n\
+         and optimizer state are the recorded ones to the byte, and so are the run's peaks and the phase of the\n\
+         requested one. Under autocast, whose frees have no fixed order in PyTorch itself, allocated may be off by\n\
+         0.1 % and reserved by 2 %. A run that fails must be planned to fail at the same step and phase, with the\n\
+         object that found no room named.\n\n\
+         {held} of {} cases hold.\n\n\
+         | case | peak requested | planned | peak allocated | planned | peak reserved | planned | fails | holds |\n\
+         |---|---:|---:|---:|---:|---:|---:|---|---|\n",
         verdicts.len()
     );
     for verdict in verdicts {
-        let (recorded, planned) = verdict.peak;
-        let equal = if verdict.differences.is_empty() { "yes" } else { "no" };
-        let _ = writeln!(page, "| {} | {recorded} | {planned} | {equal} |", verdict.id);
+        let holds = if verdict.differences.is_empty() { "yes" } else { "no" };
+        let _ = write!(page, "| {} ", verdict.id);
+        for (recorded, planned) in verdict.recorded.iter().zip(verdict.planned) {
+            let planned = if *recorded == planned { "=".to_owned() } else { planned.to_string() };
+            let _ = write!(page, "| {recorded} | {planned} ");
+        }
+        let _ = writeln!(page, "| {} | {holds} |", verdict.failed.as_deref().unwrap_or(""));
     }
     page
 }

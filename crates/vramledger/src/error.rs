@@ -16,6 +16,8 @@ pub enum Error {
     NoFile { path: String },
     #[error("failed to read `{path}`")]
     Read { path: String, source: std::io::Error },
+    #[error("the allocator settings `{settings}`: {problem}")]
+    Settings { settings: String, problem: allocator::SettingsError },
     #[error("{what}")]
     Setup { what: String },
     #[error("`{name}`: {problem}")]

@@ -59,8 +59,8 @@ pub fn levers(plan: &Plan<'_>) -> Vec<Lever> {
 
 /// The peak of `other` beside one of `peak` bytes; none where it cannot be run.
 fn lever(setting: String, other: &PlanQuestion<'_>, peak: u64) -> Option<Lever> {
-    let (_, books) = replayed(other).ok()?;
-    let other = books.peaks.allocated.or(books.peaks.requested)?;
+    let (_, fit) = replayed(other).ok()?;
+    let other = fit.books.peaks.allocated.or(fit.books.peaks.requested)?;
     Some(Lever {
         setting,
         peak_bytes: other.bytes.get(),

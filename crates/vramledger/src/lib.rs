@@ -7,6 +7,7 @@ mod compare;
 mod error;
 mod evidence;
 mod explain;
+mod fit;
 mod levers;
 mod model;
 mod plan;

@@ -1,10 +1,11 @@
 //! A model, a setup and a card in; the ledger of the training step out.
 
-use ledger::{Bytes, Dtype, Meter, Tape};
+use ledger::{Bytes, Dtype, Tape};
 use models::{Attention, Gpu, MlpLoss, Optimizer, Run, Setup};
 use serde_json::{Map, Value, json};
 use wire::{About, Batch, Flops, Ledger, Parameters};
 
+use crate::fit::{self, Fit};
 use crate::{Error, NamedModel};
 
 /// The length taken where none is given, or the longest that the config allows.
@@ -50,7 +51,7 @@ pub fn plan(mut question: PlanQuestion<'_>) -> Result<Plan<'_>, Error> {
         assumptions.push(format!("no length was given: samples of {seq} tokens are taken"));
     }
     check(&question)?;
-    let (run, books) = replayed(&question)?;
+    let (run, fit) = replayed(&question)?;
     assumptions.extend(run.assumptions);
     assumptions.push(format!(
         "the CUDA context takes {} MiB of the card, which the allocator never sees",
@@ -72,18 +73,19 @@ pub fn plan(mut question: PlanQuestion<'_>) -> Result<Plan<'_>, Error> {
         batch: Some(batch(&question.setup)?),
         assumptions,
         interpretation_limits: vec![
-            "requested bytes: the allocator rounds each request up (usually by 0 to 2 %) and keeps segments beyond them, so what it reserves is more"
-                .into(),
             "one process on one device: no other process, no NCCL, no data loader on the GPU".into(),
         ],
-        warnings: warnings(&question),
+        warnings: warnings(&question, fit.retries),
         ..About::new(ledger::Provenance::Estimated)
     };
-    Ok(Plan { ledger: Ledger::new(about.clone(), &books), tape: run.tape, about, question })
+    let mut ledger = Ledger::new(about.clone(), &fit.books);
+    ledger.fits = Some(fit.fits);
+    ledger.headroom_bytes = fit.headroom.map(ledger::ByteDelta::get);
+    Ok(Plan { ledger, tape: run.tape, about, question })
 }
 
 /// One run of `question` and its books.
-pub(crate) fn replayed(question: &PlanQuestion<'_>) -> Result<(Run, ledger::Ledger), Error> {
+pub(crate) fn replayed(question: &PlanQuestion<'_>) -> Result<(Run, Fit), Error> {
     let name = &question.model.name;
     let train = question.model.model.train(&question.setup, &question.gpu);
     let mut run = train.map_err(|problem| Error::Model { name: name.clone(), problem })?;
@@ -92,17 +94,9 @@ pub(crate) fn replayed(question: &PlanQuestion<'_>) -> Result<(Run, ledger::Ledg
         device.context = Some(question.context);
     }
     run.tape.validate().map_err(|problem| Error::Tape { name: name.clone(), problem })?;
-    let books = match allocator(question) {
-        Some(mut allocator) => ledger::replay(&run.tape, Some(&mut *allocator)),
-        None => ledger::replay(&run.tape, None),
-    };
-    Ok((run, books))
-}
-
-/// The allocator that the run goes through. Until one is modelled there is none, and what depends
-/// on it (allocated, reserved, whether it fits) is not known.
-fn allocator(_question: &PlanQuestion<'_>) -> Option<Box<dyn Meter>> {
-    None
+    let (settings, _) = fit::settings(&question.alloc_conf)?;
+    let fit = fit::fit(&run.tape, &settings, fit::tie_rule(question.setup.torch));
+    Ok((run, fit))
 }
 
 /// Refuses what the model itself does not see: `models` bounds every extent before it is multiplied.
@@ -142,9 +136,17 @@ fn batch(setup: &Setup) -> Result<Batch, Error> {
 }
 
 /// Settings that were given and do nothing.
-fn warnings(question: &PlanQuestion<'_>) -> Vec<String> {
+fn warnings(question: &PlanQuestion<'_>, retries: u64) -> Vec<String> {
     let setup = &question.setup;
     let mut warnings = Vec::new();
+    if let Ok((_, found)) = fit::settings(&question.alloc_conf) {
+        warnings.extend(found.iter().map(ToString::to_string));
+    }
+    if retries > 0 {
+        warnings.push(format!(
+            "{retries} requests find room only after the allocator gives all its cached blocks back, which is slow"
+        ));
+    }
     if setup.momentum > 0.0 && !matches!(setup.optimizer, Optimizer::Sgd | Optimizer::RmsProp) {
         warnings.push(format!("`--momentum` does nothing with {}", setup.optimizer.as_str()));
     }
@@ -158,9 +160,6 @@ fn warnings(question: &PlanQuestion<'_>) -> Vec<String> {
         && let Some(seq) = setup.seqs.iter().find(|seq| **seq > longest)
     {
         warnings.push(format!("{seq} tokens are more than the {longest} that the config allows"));
-    }
-    if !question.alloc_conf.is_empty() {
-        warnings.push("`--alloc-conf` is kept, but no allocator is modelled yet".into());
     }
     warnings
 }

@@ -207,14 +207,9 @@ impl Tensor {
             return self.clone();
         }
         let op = Op::new(self.session(), &[self]);
-        let cast = |tensor: &Self, what, dtype| {
-            let strides =
-                if tensor.is_dense() { tensor.strides() } else { tensor.shape().contiguous_strides() };
-            Self::strided(tensor.session(), what, tensor.shape(), strides, dtype)
-        };
-        let out = cast(self, "to", dtype);
+        let out = self.empty_like("to", dtype);
         let from = self.dtype();
-        op.finish(out, move |call| vec![Some(cast(call.grad(), "to_backward", from))])
+        op.finish(out, move |call| vec![Some(call.grad().empty_like("to_backward", from))])
     }
 
     /// Dropout in training: a mask of one byte an element and the result; keeps the mask. The same

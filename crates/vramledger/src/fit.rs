@@ -1,0 +1,56 @@
+//! Whether a tape fits: its replay through the caching allocator.
+
+use allocator::{CachingAllocator, Settings, SettingsWarning, TieRule, memory_of};
+use ledger::{ByteDelta, DeviceId, Meter, Tape};
+use models::Torch;
+
+use crate::Error;
+
+/// The books of a tape and what the allocator says to them.
+pub(crate) struct Fit {
+    /// The books; they end where a request found no room.
+    pub(crate) books: ledger::Ledger,
+    /// Whether everything found room.
+    pub(crate) fits: bool,
+    /// What the reserved peak leaves of the device; after a failure what was free less what was asked
+    /// for, which is negative.
+    pub(crate) headroom: Option<ByteDelta>,
+    /// Requests that had to give back all cached blocks first.
+    pub(crate) retries: u64,
+}
+
+/// The settings of `PYTORCH_CUDA_ALLOC_CONF`, and what their reader should know.
+pub(crate) fn settings(alloc_conf: &str) -> Result<(Settings, Vec<SettingsWarning>), Error> {
+    Settings::parse(alloc_conf)
+        .map_err(|problem| Error::Settings { settings: alloc_conf.to_owned(), problem })
+}
+
+/// The rule by which `torch` chooses among equal blocks. Before 2.15 it goes by address, and drivers
+/// hand out addresses upwards.
+pub(crate) const fn tie_rule(torch: Torch) -> TieRule {
+    match torch {
+        Torch::V2_15 => TieRule::SegmentCounter,
+        Torch::V2_6 | Torch::V2_11 => TieRule::Address(allocator::AddressOrder::Up),
+    }
+}
+
+/// Replays `tape` through the allocator, on devices of the capacity and context that the tape names.
+pub(crate) fn fit(tape: &Tape, settings: &Settings, tie: TieRule) -> Fit {
+    let mut allocator = CachingAllocator::new(settings, tie, &memory_of(tape));
+    let books = ledger::replay(tape, Some(&mut allocator));
+    let device = allocator.failure().map_or(DeviceId(0), |failure| failure.device);
+    let headroom = match allocator.failure() {
+        Some(failure) => failure.shortage.headroom(),
+        None => allocator
+            .limit(device)
+            .zip(books.peaks.reserved.as_ref())
+            .map(|(limit, peak)| limit.delta(peak.bytes)),
+    };
+    debug_assert!(allocator.reading(device).is_some(), "the allocator keeps the books of every GPU");
+    Fit {
+        fits: allocator.failure().is_none(),
+        headroom,
+        retries: allocator.stats(device).map_or(0, |stats| stats.num_alloc_retries),
+        books,
+    }
+}
