@@ -229,7 +229,8 @@ mod tests {
     #[test]
     fn planned_ledgers_are_the_recorded_ones() {
         let truth = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/truth");
-        let cases = ["cases.jsonl", "events/cases.jsonl", "random/cases.jsonl"].map(|file| truth.join(file));
+        let files = ["cases.jsonl", "events/cases.jsonl", "random/cases.jsonl", "tight/cases.jsonl"];
+        let cases = files.map(|file| truth.join(file));
         run(&Truth { cases: cases.into(), output: "-".into() }).unwrap();
     }
 }
