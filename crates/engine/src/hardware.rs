@@ -36,4 +36,33 @@ impl Hardware {
     pub fn cublas_workspace(&self) -> u64 {
         if matches!(self.compute_capability.0, 9 | 10 | 12) { 32 << 20 } else { 8_519_680 }
     }
+
+    /// Pairs that one block of CUB's radix sort takes, 8-byte keys and values.
+    pub(crate) const fn sort_tile(&self) -> u64 {
+        match self.compute_capability {
+            (..8, _) => 2816,
+            (8, _) => 3840,
+            _ => 4608,
+        }
+    }
+
+    /// Items that one block of CUB's unique-by-key takes.
+    pub(crate) const fn unique_tile(&self) -> u64 {
+        match self.compute_capability {
+            (8, 0) => 1344,
+            (..9, _) => 320,
+            _ => 4928,
+        }
+    }
+
+    /// Whether a block may have more than 100 KiB of shared memory, as the larger kernels of
+    /// memory-efficient attention need.
+    pub(crate) const fn large_shared_memory(&self) -> bool {
+        matches!(self.compute_capability, (8, 0 | 7) | (9..=11, _))
+    }
+
+    /// Whether the card multiplies bf16 without emulation.
+    pub const fn native_bf16(&self) -> bool {
+        self.compute_capability.0 >= 8
+    }
 }

@@ -63,6 +63,7 @@ pub struct Session {
     pub(crate) stopped: Cell<bool>,
     pub(crate) recomputing: Cell<bool>,
     in_backward: Cell<bool>,
+    probed_bf16: Cell<bool>,
 }
 
 impl Session {
@@ -86,6 +87,7 @@ impl Session {
             stopped: Cell::new(false),
             recomputing: Cell::new(false),
             in_backward: Cell::new(false),
+            probed_bf16: Cell::new(false),
         })
     }
 
@@ -196,8 +198,12 @@ impl Session {
 
     /// Runs `f` in an autocast region of `dtype`, whose cache of cast weights is dropped at its end.
     /// `None` runs `f` as it is.
-    pub fn autocast<R>(&self, dtype: Option<Dtype>, f: impl FnOnce() -> R) -> R {
+    pub fn autocast<R>(self: &Rc<Self>, dtype: Option<Dtype>, f: impl FnOnce() -> R) -> R {
         let Some(dtype) = dtype else { return f() };
+        // torch asks an old card once whether it can hold bf16 at all, by making such a scalar.
+        if dtype == Dtype::Bf16 && !self.hardware.native_bf16() && !self.probed_bf16.replace(true) {
+            drop(self.scratch(2, "bf16_probe"));
+        }
         let outer = self.autocast.replace(Some(Autocast { dtype, cache: Vec::new() }));
         let result = f();
         let inner = self.autocast.replace(outer);

@@ -115,7 +115,7 @@ impl Model {
         if let (Some(longest), true) = (self.max_seq(), setup.seqs.is_empty()) {
             setup.seqs = vec![longest.min(DEFAULT_SEQ)];
         }
-        self.check(&setup)?;
+        self.check(&setup, gpu)?;
         let dtype = setup.dtype.or(self.dtype).unwrap_or(Dtype::Fp32);
         let session = train::session(gpu, &setup);
         let build = || match &self.architecture {
@@ -123,11 +123,11 @@ impl Model {
             Source::Config(Architecture::Gpt2(config)) => config.build(&session, &setup, dtype),
             Source::Config(Architecture::Llama(config)) => config.build(&session, &setup, dtype),
         };
-        Ok(train::train(&session, &setup, build, self.assumptions(&setup, dtype, gpu)))
+        Ok(train::train(&session, &setup, build, self.assumptions(&setup, gpu)))
     }
 
     /// Refuses what no run could hold, before anything is multiplied.
-    fn check(&self, setup: &Setup) -> Result<(), PlanError> {
+    fn check(&self, setup: &Setup, gpu: &Gpu) -> Result<(), PlanError> {
         let refuse = |sentence: String| Err(PlanError(sentence));
         if setup.batch == 0 || setup.accumulate == 0 || setup.steps == 0 || setup.world_size == 0 {
             return refuse("batch, accumulate, steps and world-size must be at least 1".into());
@@ -142,6 +142,9 @@ impl Model {
             return refuse(format!(
                 "the model has {positions} learnt positions, and a sequence of {longest} was asked for"
             ));
+        }
+        if let Some(sentence) = self.kernel_problem(setup, gpu) {
+            return refuse(sentence);
         }
         let [batch, seq] = [u128::from(setup.batch), u128::from(longest)];
         let (layers, widest, scores) = match &self.architecture {
@@ -170,8 +173,32 @@ impl Model {
         Ok(())
     }
 
+    /// Head size and dropout of the attention; none for an mlp.
+    fn attention(&self) -> Option<(u64, f64)> {
+        match &self.architecture {
+            Source::Mlp(_) => None,
+            Source::Config(Architecture::Gpt2(config)) => {
+                Some((config.hidden / config.heads, config.attn_dropout))
+            }
+            Source::Config(Architecture::Llama(config)) => Some((config.head, config.attention_dropout)),
+        }
+    }
+
+    /// The dtype that products and attention are computed in.
+    fn computed(&self, setup: &Setup) -> Dtype {
+        setup.autocast.or(setup.dtype).or(self.dtype).unwrap_or(Dtype::Fp32)
+    }
+
+    /// Why the kernel that the setup asks for cannot run, where it cannot.
+    fn kernel_problem(&self, setup: &Setup, gpu: &Gpu) -> Option<String> {
+        let (head, dropout) = self.attention().filter(|_| setup.attention == Attention::Sdpa)?;
+        let kernel = setup.kernel()?;
+        let problem = kernel.problem(&train::hardware(gpu), self.computed(setup), head, dropout > 0.0)?;
+        Some(format!("the {} kernel {problem}; use --sdpa-kernel default", setup.sdpa_kernel.as_str()))
+    }
+
     /// What had to be assumed, a sentence each.
-    fn assumptions(&self, setup: &Setup, dtype: Dtype, gpu: &Gpu) -> Vec<String> {
+    fn assumptions(&self, setup: &Setup, gpu: &Gpu) -> Vec<String> {
         let mut sentences = Vec::new();
         if !matches!(self.architecture, Source::Mlp(_)) {
             sentences.push(
@@ -187,20 +214,9 @@ impl Model {
             "cuBLAS workspace of the default size for the card, {kept} (torch {})",
             setup.torch.as_str()
         ));
-        let computed = setup.autocast.unwrap_or(dtype);
-        let dropout = match &self.architecture {
-            Source::Mlp(_) => return sentences,
-            Source::Config(Architecture::Gpt2(config)) => config.attn_dropout,
-            Source::Config(Architecture::Llama(config)) => config.attention_dropout,
-        };
-        if setup.attention == Attention::Sdpa {
-            let head = match &self.architecture {
-                Source::Config(Architecture::Gpt2(config)) => config.hidden / config.heads,
-                Source::Config(Architecture::Llama(config)) => config.head,
-                Source::Mlp(_) => 0,
-            };
+        if let Some((head, dropout)) = self.attention().filter(|_| setup.attention == Attention::Sdpa) {
             let kernel = setup.kernel().unwrap_or_else(|| {
-                Kernel::choose(&train::hardware(gpu), computed, head, false, dropout > 0.0)
+                Kernel::choose(&train::hardware(gpu), self.computed(setup), head, false, dropout > 0.0)
             });
             sentences.push(match kernel {
                 Kernel::Flash => "attention runs the flash kernel".to_owned(),

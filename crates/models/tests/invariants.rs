@@ -132,8 +132,12 @@ proptest! {
 
     #[test]
     fn storages_are_freed_once_and_only_the_script_s_names_outlive_a_step(model in models(), setup in setups()) {
-        let run = model.train(&setup, &GPUS[0]).unwrap();
-        check(&run, &setup);
+        // A kernel that the dtype or the head size rules out is refused with a sentence.
+        if let Ok(run) = model.train(&setup, &GPUS[0]) {
+            check(&run, &setup);
+        } else {
+            prop_assert_ne!(setup.sdpa_kernel, SdpaKernel::Default);
+        }
     }
 
     #[test]

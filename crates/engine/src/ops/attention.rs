@@ -56,6 +56,25 @@ impl Kernel {
             Self::Efficient
         }
     }
+
+    /// Why this kernel cannot run an attention without a mask, as the end of a sentence; none where it can.
+    pub fn problem(self, hardware: &Hardware, dtype: Dtype, head: u64, dropout: bool) -> Option<String> {
+        let (major, _) = hardware.compute_capability;
+        let half = matches!(dtype, Dtype::Fp16 | Dtype::Bf16);
+        match self {
+            Self::Flash if !half => Some(format!("takes fp16 or bf16, not {}", dtype.as_str())),
+            Self::Flash if major < 8 => Some("needs compute capability 8.0 or more".into()),
+            Self::Flash if head > 256 => Some(format!("takes heads of at most 256, not {head}")),
+            Self::Efficient if dtype == Dtype::Bf16 && major < 8 => {
+                Some("takes bf16 from compute capability 8.0 on".into())
+            }
+            Self::Cudnn if !half => Some(format!("takes fp16 or bf16, not {}", dtype.as_str())),
+            Self::Cudnn if major < 8 => Some("needs compute capability 8.0 or more".into()),
+            Self::Cudnn if dropout => Some("is not modelled with dropout".into()),
+            Self::Cudnn if head % 8 != 0 => Some(format!("takes heads of a multiple of 8, not {head}")),
+            _ => None,
+        }
+    }
 }
 
 /// Extents of one attention: batch, heads, key-value heads, sequence, head size.
@@ -251,7 +270,8 @@ fn efficient(query: &Tensor, key: &Tensor, value: &Tensor, attention: Attention<
     op.save(key);
     op.save(query);
     op.save(value);
-    let seeds = (attention.dropout == 0.0).then(|| {
+    let dropped = attention.dropout > 0.0;
+    let seeds = (!dropped).then(|| {
         let seed = Tensor::empty(session, "sdpa.rng_seed", [], Dtype::Int64);
         (seed, Tensor::empty(session, "sdpa.rng_offset", [], Dtype::Int64))
     });
@@ -282,7 +302,8 @@ fn efficient(query: &Tensor, key: &Tensor, value: &Tensor, attention: Attention<
             crate::release!(sum, product);
             delta
         };
-        let workspace = session.scratch(efficient_workspace(e, grad.is_half()), "sdpa_backward.workspace");
+        let workspace = efficient_workspace(&session.hardware, e, grad.is_half(), dropped);
+        let workspace = session.scratch(workspace, "sdpa_backward.workspace");
         session.add_flops(e.flops() / 2 * 5);
         crate::release!(delta, workspace, expanded);
         vec![Some(dq), Some(dk), Some(dv)]
@@ -291,18 +312,25 @@ fn efficient(query: &Tensor, key: &Tensor, value: &Tensor, attention: Attention<
     out
 }
 
-/// The workspace of memory-efficient attention's backward, in bytes: gradient accumulators of blocks
-/// of I queries and J columns.
-fn efficient_workspace(e: Extents, half: bool) -> u64 {
-    let (rows, columns) = match (e.d, half) {
-        (..=64, _) => (64, 64),
-        (..=128, false) => (128, 64),
-        (..=128, true) => (128, 128),
-        _ => (128, 64),
+/// The workspace of memory-efficient attention's backward, in bytes: gradients of the queries in fp32 by
+/// blocks of I rows and J columns, and gradients of keys and values where they do not fit in registers.
+/// Which kernel runs is the choice of PyTorch's table of kernels by type, head size and shared memory.
+fn efficient_workspace(hardware: &Hardware, e: Extents, half: bool, dropout: bool) -> u64 {
+    let large = hardware.large_shared_memory();
+    let old = hardware.compute_capability.0 < 8;
+    let narrow_kernel = matches!(hardware.compute_capability, (8, 6 | 9)) && e.d <= 96 && !dropout;
+    let (rows, columns, in_registers) = match (half, e.d) {
+        (true, ..=64) => (64, 64, true),
+        (true, ..=128) if large => (128, 128, true),
+        (true, ..=128) if old || narrow_kernel => (128, 64, true),
+        (true, ..=128) => (64, 64, false),
+        (true, _) => (128, 64, false),
+        (false, 65..) if large => (128, 64, true),
+        (false, _) => (64, 64, true),
     };
-    let blocks = e.s.div_ceil(rows) * e.d.div_ceil(columns) * (16 + rows * columns * 4);
-    let query_sums = if half && e.d > 128 { 2 * up(e.s, 64) * e.d * 4 } else { 0 };
-    e.b * e.h * (blocks + query_sums)
+    let queries = e.s.div_ceil(rows) * e.d.div_ceil(columns) * (16 + rows * columns * 4);
+    let keys_and_values = if in_registers { 0 } else { 2 * up(e.s, 64) * up(e.d, 128) * 4 };
+    e.b * e.h * (queries + keys_and_values)
 }
 
 /// A boolean mask as an additive bias in the dtype of the queries; rows that are no multiple of 16

@@ -17,10 +17,10 @@ const fn align256(bytes: u64) -> u64 {
 }
 
 /// Temporary storage of CUB's radix sort of `count` pairs with keys of `bits` bits.
-pub(crate) fn sort_workspace(count: u64, bits: u64) -> u64 {
+fn sort_workspace(count: u64, bits: u64, tile: u64) -> u64 {
     let passes = bits.div_ceil(8);
     let double_buffer = if passes > 1 { 2 * align256(count * 8) } else { 0 };
-    255 + 256 * (1 + 8 * passes) + 1024 * count.div_ceil(4608) + double_buffer
+    255 + 256 * (1 + 8 * passes) + 1024 * count.div_ceil(tile) + double_buffer
 }
 
 /// Temporary storage of CUB's device scan over `count` int64 values, in bytes.
@@ -68,7 +68,9 @@ fn sorted_backward(session: &Rc<Session>, count: u64, weight: Dims, dtype: Dtype
     let original = indices("embedding_backward.original");
     let iota = indices("embedding_backward.iota");
     let bits = u64::from(u64::BITS - rows.leading_zeros());
-    drop(session.scratch(sort_workspace(count, bits), "embedding_backward.sort"));
+    drop(
+        session.scratch(sort_workspace(count, bits, session.hardware.sort_tile()), "embedding_backward.sort"),
+    );
     drop(iota);
     let gradient = Tensor::empty(session, "embedding_backward", weight, dtype);
     let segments = count.min(rows);
@@ -76,7 +78,10 @@ fn sorted_backward(session: &Rc<Session>, count: u64, weight: Dims, dtype: Dtype
     let offsets = indices("embedding_backward.offsets");
     let found = session.scratch(8, "embedding_backward.count");
     let dummy = indices("embedding_backward.offsets");
-    drop(session.scratch(look_back_workspace(count, 4928), "embedding_backward.unique"));
+    drop(
+        session
+            .scratch(look_back_workspace(count, session.hardware.unique_tile()), "embedding_backward.unique"),
+    );
     drop(dummy);
     let part_counts = session.scratch(segments * 8, "embedding_backward.parts");
     let part_offsets = session.scratch(segments * 8, "embedding_backward.parts");
