@@ -128,9 +128,10 @@ mod tests {
 
     fn shown(rows: &[PhaseRow], peak: &Peak) -> (Vec<Shown>, u32) {
         let (spans, left_out) = timeline(rows, peak, |totals| totals.requested_bytes);
-        let spans =
-            spans.into_iter().map(|span| (span.steps, span.micro_batches, span.phase, span.holds_peak));
-        (spans.collect(), left_out)
+        let shown = |span: Span| {
+            (span.steps, span.micro_batches, span.phase, span.peak_bytes.unwrap_or_default(), span.holds_peak)
+        };
+        (spans.into_iter().map(shown).collect(), left_out)
     }
 
     #[test]

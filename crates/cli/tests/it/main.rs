@@ -1,0 +1,8 @@
+//! The binary as a user meets it: exit code, standard output, standard error.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+mod frame;
+mod pages;
+mod plan;
+mod run;
+mod vectors;

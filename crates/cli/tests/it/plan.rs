@@ -1,0 +1,188 @@
+//! `plan`: what it reads, what it refuses, what it keeps.
+
+use serde_json::{Value, json};
+
+use crate::run::{Folder, run};
+
+#[test]
+fn the_first_command_of_the_readme_answers() {
+    let answer = run("plan llama-3-8b --gpu H100-80GB --batch 1 --seq 4096 --dtype bf16 --optimizer adamw");
+    assert_eq!((answer.exit, answer.stderr.as_str()), (Some(0), ""));
+    assert!(answer.stdout.starts_with("llama-3-8b peaks at "), "{}", answer.stdout);
+    let lines: Vec<&str> = answer.stdout.lines().collect();
+    assert!(lines.len() <= 45, "{} lines", lines.len());
+    assert!(lines.iter().all(|line| line.chars().count() <= 100));
+}
+
+#[test]
+fn a_ledger_says_what_it_is_of_and_what_it_does_not_know() {
+    let ledger = run(
+        "plan gpt2 --seq 64 --capacity 16GiB --context 1GiB --torch 2.11 --alloc-conf expandable_segments:True --format json",
+    );
+    let ledger = ledger.json();
+    assert_eq!(ledger["format"], "vramledger/1");
+    assert_eq!(ledger["provenance"], "estimated");
+    assert_eq!(ledger["subject"]["model"], json!({ "name": "gpt2", "family": "gpt2" }));
+    assert_eq!(ledger["subject"]["software"]["torch"], "2.11");
+    assert_eq!(ledger["subject"]["setup"]["seqs"], json!([64]));
+    assert_eq!(ledger["subject"]["setup"]["alloc_conf"], "expandable_segments:True");
+    assert_eq!(
+        ledger["devices"],
+        json!([{ "name": "H100-80GB", "kind": "gpu", "capacity_bytes": 16_u64 << 30, "context_bytes": 1 << 30 }])
+    );
+    assert_eq!(ledger["parameters"]["total"], 124_439_808);
+    let unknown = [&ledger["fits"], &ledger["headroom_bytes"], &ledger["oom"], &ledger["peaks"]["reserved"]];
+    assert_eq!(unknown, [&Value::Null; 4]);
+    let limits = ledger["interpretation_limits"].as_array().unwrap();
+    assert!(!limits.is_empty());
+}
+
+#[test]
+fn the_rows_of_a_peak_sum_to_it() {
+    let ledger = run("plan gpt2 --seq 64 --autocast bf16 --format json").json();
+    let peak = &ledger["peaks"]["requested"];
+    let rows = peak["contributors"].as_array().unwrap().iter();
+    let sum: u64 = rows.map(|row| row["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(sum, peak["bytes"].as_u64().unwrap());
+}
+
+#[test]
+fn a_setup_file_has_the_flags_as_keys_and_a_flag_wins() {
+    let setup = r#"
+        batch = 4
+        seqs = [32, 64]
+        optimizer = "sgd"
+        momentum = 0.9
+        capacity = "24GiB"
+        keep-outputs = true
+    "#;
+    let folder = Folder::new().with("setup.toml", setup);
+    let of = |flags: &str| folder.run(&format!("plan gpt2 --setup setup.toml {flags} --format json")).json();
+    let by_flags = run(
+        "plan gpt2 --batch 4 --seqs 32,64 --optimizer sgd --momentum 0.9 --capacity 24GiB --keep-outputs --format json",
+    );
+    assert_eq!(of(""), by_flags.json());
+    let setup = &of("--batch 2 --seq 16")["subject"]["setup"];
+    assert_eq!(
+        (&setup["batch"], &setup["seqs"], &setup["optimizer"]),
+        (&json!(2), &json!([16]), &json!("sgd"))
+    );
+}
+
+#[test]
+fn a_setup_file_with_an_unknown_key_or_a_wrong_value_is_refused() {
+    let refused = |setup: &str| {
+        let answer = Folder::new().with("setup.toml", setup).run("plan gpt2 --setup setup.toml --quiet");
+        assert_eq!((answer.exit, answer.stdout.as_str()), (Some(2), ""), "{setup}");
+        answer.stderr
+    };
+    assert!(
+        refused("bach = 4")
+            .starts_with("error: `setup.toml` has an unknown key `bach`; the keys are accumulate,")
+    );
+    assert!(refused("batch = 0").contains("it must be at least 1"));
+    assert!(refused("batch = [1, 2]").contains("--batch"));
+    assert!(refused("optimizer = \"nix\"").contains("'nix'"));
+    assert!(refused("batch = { a = 1 }").contains("a text or a number"));
+    assert!(refused("model = \"gpt2\"").contains("unknown key `model`"));
+    refused("batch = ");
+}
+
+#[test]
+fn the_tape_is_kept_and_read_back() {
+    let folder = Folder::new();
+    let kept = folder.run("plan gpt2 --seq 64 -o run.vlt --format json");
+    assert_eq!(folder.files(), ["run.vlt"]);
+    assert_eq!(kept.json()["tape"], "run.vlt");
+    let peak = kept.json()["peaks"]["requested"]["bytes"].clone();
+    std::fs::write(folder.path().join("ledger.json"), &kept.stdout).unwrap();
+    let compared = folder.run("compare run.vlt ledger.json --format json").json();
+    assert_eq!(compared["baseline"]["peak"]["bytes"], peak);
+    assert_eq!(compared["candidates"][0]["saving_bytes"], 0);
+}
+
+#[test]
+fn a_model_is_a_preset_a_config_a_directory_or_an_mlp() {
+    let config = r#"{"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4}"#;
+    let folder = Folder::new().with("config.json", config).with("other.json", config);
+    let of = |model: &str| folder.run(&format!("plan {model} --seq 16 --format json")).json();
+    let (here, file) = (of("."), of("other.json"));
+    assert_eq!(here["peaks"], file["peaks"]);
+    assert_eq!(run("plan mlp:2x64 --format json").json()["subject"]["model"]["family"], "mlp");
+    insta::assert_snapshot!(run("plan lama-3-8b").all(), @r"
+    exit 2
+    --- stderr
+    error: no model is called `lama-3-8b`, and no file either
+    hint: did you mean `llama-3-8b` or `llama-3.1-8b` or `llama-3-70b`? a model is a name that `vramledger models` lists, a config.json, a directory that holds one, or mlp:LAYERSxWIDTH
+    ");
+    assert_eq!(run("plan no/config.json").sentence(), "there is no file `no/config.json`");
+}
+
+#[test]
+fn absurd_configs_get_one_sentence() {
+    let nested = format!("{{\"a\": {}{}}}", "[".repeat(5_000_000), "]".repeat(5_000_000));
+    let configs = [
+        "",
+        "{}",
+        "[]",
+        "null",
+        "{\"model_type\": \"bert\"}",
+        "{\"model_type\": \"llama\", \"hidden_size\": \"4096\"}",
+        "{\"model_type\": \"llama\", \"hidden_size\": -1}",
+        "{\"model_type\": \"llama\", \"hidden_size\": 1e308}",
+        "{\"model_type\": \"llama\", \"num_hidden_layers\": 1000000000000}",
+        "{\"model_type\": \"gpt2\", \"n_head\": 7}",
+        "{\"model_type\": \"gpt2\", \"n_head\": 0}",
+        &nested,
+    ];
+    for config in configs {
+        let answer = Folder::new().with("config.json", config).run("plan config.json");
+        let start: String = config.chars().take(60).collect();
+        assert!(answer.sentence().starts_with("`config.json`: "), "{start}: {}", answer.stderr);
+        assert_eq!(answer.stderr.lines().count(), 1, "{start}: {}", answer.stderr);
+    }
+    let binary = Folder::new().with("config.json", b"\xff\xfe").run("plan config.json");
+    assert_eq!(binary.sentence(), "failed to read `config.json`");
+}
+
+#[test]
+fn absurd_setups_get_one_sentence() {
+    for setup in [
+        "--batch 0",
+        "--batch 1000000000000000000",
+        "--seq 1000000000000000000",
+        "--batch 1000000000 --seq 1000000000",
+        "--batch 18446744073709551616",
+        "--steps 4294967295",
+        "--accumulate 4294967295 --world-size 4294967295",
+        "--capacity 0",
+        "--capacity 80GB",
+        "--context 80GiB",
+        "--momentum -1",
+        "--momentum nan",
+        "--clip-grad-norm 0",
+        "--seqs 1,0",
+        "--seq 4 --seqs 4",
+        "--dtype int8",
+        "--torch 1.0",
+        "--gpu TPU",
+    ] {
+        let answer = run(&format!("plan llama-3-8b {setup}"));
+        assert_eq!((answer.exit, answer.stdout.as_str()), (Some(2), ""), "{setup}");
+        assert!(answer.stderr.starts_with("error: "), "{setup}: {}", answer.stderr);
+    }
+    assert_eq!(
+        run("plan mlp:2x64 --seq 4").sentence(),
+        "an mlp has no sequence: leave out `--seq` and `--seqs`"
+    );
+}
+
+#[test]
+fn settings_that_do_nothing_are_told() {
+    let answer = run("plan gpt2 --seq 64 --momentum 0.9 --loss sum --format csv");
+    insta::assert_snapshot!(answer.stderr, @r"
+    warning: `--momentum` does nothing with adamw
+    warning: `--loss` is for mlp only: a language model has its own
+    ");
+    assert_eq!(run("plan gpt2 --seq 64 --momentum 0.9 --quiet --format csv").stderr, "");
+}
