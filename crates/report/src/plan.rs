@@ -1,6 +1,6 @@
 //! The report of a plan: a ledger and what it means.
 
-use wire::explanation::{Explanation, Owner, Span};
+use wire::explanation::{Explanation, Owner, PeakSummary, Span};
 use wire::{Ledger, Totals};
 
 use crate::units::{Unit, count, flops, size, thousands};
@@ -20,7 +20,9 @@ pub struct PlanReport<'a> {
 
 impl Report for PlanReport<'_> {
     fn page(&self) -> Page {
-        let mut blocks = vec![self.verdict(), Block::Line(self.what())];
+        let mut blocks = vec![self.verdict()];
+        blocks.extend(self.failure());
+        blocks.push(Block::Line(self.what()));
         blocks.push(self.phases());
         blocks.push(self.owners());
         if !self.explanation.levers.is_empty() {
@@ -86,28 +88,56 @@ impl PlanReport<'_> {
             return Block::Verdict { good: None, text: format!("{model}: nothing is allocated") };
         };
         let device = self.ledger.devices.first().map_or("the device", |device| device.name.as_str());
-        let mut place = Vec::new();
-        place.extend(peak.phase.clone());
-        place.extend(peak.step.map(|step| if step == 0 { String::new() } else { format!("step {step}") }));
-        place.extend(peak.micro_batch.filter(|at| *at > 1).map(|at| format!("micro-batch {at}")));
-        place.retain(|part| !part.is_empty());
         let unit = self.unit();
-        let needs =
-            format!("{model} peaks at {} {} ({})", unit.size(peak.bytes), peak.measure, place.join(", "));
-        let (good, fits) = match (self.ledger.fits, self.explanation.left_bytes) {
-            (Some(true), _) => (Some(true), format!("it fits on {device}")),
-            (Some(false), _) => (Some(false), format!("it does not fit on {device}")),
-            (None, Some(left)) if left < 0 => {
-                (Some(false), format!("that is {} more than {device} has for it", size(left.unsigned_abs())))
+        let peaks = format!("{} peaks at {} ({})", peak.measure, unit.size(peak.bytes), place(peak));
+        let text = match self.ledger.fits {
+            Some(true) => {
+                let reserved = self.ledger.peaks.reserved.as_ref().map(|peak| unit.size(peak.bytes));
+                let spare = self.ledger.headroom_bytes.map(|bytes| size(bytes.unsigned_abs()));
+                let known = |amount: Option<String>| amount.unwrap_or_else(|| "an unknown amount".into());
+                format!(
+                    "{model} fits on {device}: reserves {}, {} to spare; {peaks}",
+                    known(reserved),
+                    known(spare)
+                )
             }
-            (None, Some(left)) => {
-                let left = left.unsigned_abs();
-                let left = Unit::of_largest([peak.bytes, left]).size(left);
-                (None, format!("{left} of {device} are left for what the allocator adds"))
-            }
-            (None, None) => (None, format!("the memory of {device} is not known")),
+            Some(false) => match &self.ledger.oom {
+                Some(oom) => {
+                    let phase = oom.phase.as_deref().unwrap_or("an unknown phase");
+                    let step = oom.step.map(|step| format!(" of step {step}")).unwrap_or_default();
+                    format!("{model} does not fit on {device}: out of memory in {phase}{step}")
+                }
+                None => format!("{model} does not fit on {device}: {peaks}"),
+            },
+            None => match self.explanation.left_bytes {
+                Some(left) if left < 0 => {
+                    format!("{model}: {peaks}, {} more than {device} has for it", size(left.unsigned_abs()))
+                }
+                _ => format!("{model}: {peaks}; whether it fits on {device} is not known"),
+            },
         };
-        Block::Verdict { good, text: format!("{needs}; {fits}") }
+        Block::Verdict { good: self.ledger.fits, text }
+    }
+
+    /// Which request found no room, and what the run would need.
+    fn failure(&self) -> Option<Block> {
+        let oom = self.ledger.oom.as_ref()?;
+        let object = oom.object.as_ref().map(|name| format!(" for {name}")).unwrap_or_default();
+        let mut text = format!("It asks for {}{object}", size(oom.requested_bytes));
+        if let Some(bytes) = oom.device_request_bytes {
+            text.push_str(&format!(", for which the allocator needs {} of the card", size(bytes)));
+        }
+        if let Some(short) = self.ledger.headroom_bytes.filter(|bytes| *bytes < 0) {
+            text.push_str(&format!(": {} more than is left", size(short.unsigned_abs())));
+        }
+        if let Some(demand) = &self.explanation.demand {
+            let amount = size(demand.bytes);
+            text.push_str(&format!(
+                ". With room without end it would peak at {amount} requested ({})",
+                place(demand)
+            ));
+        }
+        Some(Block::Line(format!("{text}.")))
     }
 
     /// What was planned, in a line or two.
@@ -165,20 +195,21 @@ impl PlanReport<'_> {
         if self.explanation.steps_left_out > 0 {
             left_out = format!("; {} steps between are not shown", self.explanation.steps_left_out);
         }
+        let known = |bytes: Option<u64>| bytes.map_or_else(|| "?".into(), |bytes| unit.number(bytes));
         let mut step_before = None;
         let row = |span: &Span| {
             let repeated = step_before == Some(span.steps);
             step_before = Some(span.steps);
-            let known = |bytes: Option<u64>| bytes.map_or_else(|| "?".into(), |bytes| unit.number(bytes));
             vec![
                 if repeated { String::new() } else { range(span.steps) },
                 match span.micro_batches {
                     Some((first, last)) if first < last => format!("{} x {}", span.phase, last - first + 1),
                     _ => span.phase.clone(),
                 },
+                known(span.peak_reserved_bytes),
                 known(span.peak_bytes),
                 if span.holds_peak { "<- peak".into() } else { String::new() },
-                known(span.end_bytes),
+                unit.number(span.end_bytes),
                 unit.number(span.weights_bytes),
                 unit.number(span.gradient_bytes),
                 unit.number(span.optimizer_bytes),
@@ -186,14 +217,18 @@ impl PlanReport<'_> {
             ]
         };
         Block::Table {
-            title: Some(format!("Phases, {measure} {}{left_out}", unit.name())),
+            title: Some(format!(
+                "Phases, {}: the largest totals, and what is held at the end{left_out}",
+                unit.name()
+            )),
             rows: spans.iter().map(row).collect(),
             columns: vec![
                 Column::numbers("step"),
                 Column::words("phase"),
-                Column::numbers("largest"),
+                Column::numbers("reserved"),
+                Column::numbers(measure),
                 Column::words(""),
-                Column::numbers("at its end"),
+                Column::numbers("at the end"),
                 Column::numbers("weights"),
                 Column::numbers("gradients"),
                 Column::numbers("optimizer"),
@@ -232,19 +267,29 @@ impl PlanReport<'_> {
                 unit.difference(-lever.saving_bytes),
                 unit.number(lever.peak_bytes),
                 lever.phase.clone().unwrap_or_default(),
+                lever.fits.map(|fits| if fits { "fits" } else { "does not fit" }).unwrap_or_default().into(),
             ]
         };
         Block::Table {
-            title: Some(format!("What would change it most, {}", unit.name())),
+            title: Some(format!("What would change it most, requested {}", unit.name())),
             columns: vec![
                 Column::words("setting"),
                 Column::numbers("peak changes by"),
                 Column::numbers("to"),
                 Column::words("in"),
+                Column::words(""),
             ],
             rows: self.explanation.levers.iter().take(MOST_LEVERS).map(row).collect(),
         }
     }
+}
+
+/// `backward, step 2, micro-batch 3`.
+fn place(peak: &PeakSummary) -> String {
+    let mut place: Vec<String> = peak.phase.iter().cloned().collect();
+    place.extend(peak.step.filter(|step| *step > 0).map(|step| format!("step {step}")));
+    place.extend(peak.micro_batch.filter(|at| *at > 1).map(|at| format!("micro-batch {at}")));
+    place.join(", ")
 }
 
 /// `1 rank`, or `2 ranks`.

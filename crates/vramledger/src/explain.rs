@@ -14,7 +14,7 @@ const LEAST_GROUP: f64 = 0.0005;
 const LEAST_PART: f64 = 0.01;
 const REST: &str = "the rest";
 
-/// What `ledger` means, without levers.
+/// What `ledger` means, as far as it says itself: [`crate::demand`] and [`crate::levers`] need the plan.
 pub fn explain(ledger: &Ledger) -> Explanation {
     let (peak, measure, amount): (&Peak, _, fn(&Totals) -> Option<u64>) = match &ledger.peaks {
         Peaks { allocated: Some(peak), .. } => (peak, "allocated", |totals| totals.allocated_bytes),
@@ -27,19 +27,25 @@ pub fn explain(ledger: &Ledger) -> Explanation {
         device.and_then(|device| device.capacity_bytes?.checked_sub(device.context_bytes.unwrap_or(0)));
     let (timeline, steps_left_out) = timeline(&ledger.phases, peak, amount);
     Explanation {
-        peak: Some(PeakSummary {
-            measure: measure.into(),
-            bytes: peak.bytes,
-            step: peak.step,
-            micro_batch: peak.micro_batch,
-            phase: peak.phase.clone(),
-        }),
+        peak: Some(summary(peak, measure)),
         available_bytes: available,
         left_bytes: available.map(|available| available.cast_signed() - peak.bytes.cast_signed()),
         timeline,
         steps_left_out,
         owners: owners(peak),
+        demand: None,
         levers: Vec::new(),
+    }
+}
+
+/// `peak` in short.
+pub(crate) fn summary(peak: &Peak, measure: &str) -> PeakSummary {
+    PeakSummary {
+        measure: measure.into(),
+        bytes: peak.bytes,
+        step: peak.step,
+        micro_batch: peak.micro_batch,
+        phase: peak.phase.clone(),
     }
 }
 

@@ -5,10 +5,12 @@ use std::thread;
 
 use ledger::Dtype;
 use models::{Attention, Checkpoint, Optimizer, OptimizerImpl, Setup};
+use wire::Peak;
 use wire::explanation::{Lever, PeakSummary};
 
-use crate::plan::replayed;
-use crate::{Plan, PlanQuestion, explain};
+use crate::explain::summary;
+use crate::plan::{fitted, run};
+use crate::{Plan, PlanQuestion};
 
 /// The events that the other settings may cost together: some tens of milliseconds. One is tried in
 /// any case, but for runs that take seconds themselves.
@@ -18,11 +20,21 @@ const LONG_RUN: usize = 2_000_000;
 /// on, the gradients from the second micro-batch on.
 const STEADY: u32 = 2;
 
-/// What other settings would save of the peak of `plan`, the most first, and only what saves anything.
+/// The requested peak that a plan which found no room would have on a card without end.
+pub fn demand(plan: &Plan<'_>) -> Option<PeakSummary> {
+    plan.ledger.oom.as_ref()?;
+    let books = ledger::replay(&plan.tape, None);
+    books.peaks.requested.as_ref().map(|peak| summary(&Peak::from(peak), "requested"))
+}
+
+/// What other settings would save of the requested peak of `plan`, the most first, and only what
+/// saves anything. Where the plan does not fit, each tells whether it would.
 ///
 /// The settings are tried in the order of what they cost a user, as many as [`MOST_EVENTS`] allows.
 pub fn levers(plan: &Plan<'_>) -> Vec<Lever> {
-    let Some(peak) = explain(&plan.ledger).peak else { return Vec::new() };
+    let known = plan.ledger.peaks.requested.as_ref().map(|peak| summary(peak, "requested"));
+    let Some(peak) = demand(plan).or(known) else { return Vec::new() };
+    let does_not_fit = plan.ledger.oom.is_some();
     let mut question = plan.question.clone();
     let rounds = |setup: &Setup| setup.steps as usize * setup.accumulate as usize;
     shorten(&mut question.setup, &peak);
@@ -38,7 +50,7 @@ pub fn levers(plan: &Plan<'_>) -> Vec<Lever> {
                 let (setting, other) =
                     (setting.clone(), PlanQuestion { setup: setup.clone(), ..question.clone() });
                 let peak = peak.bytes;
-                scope.spawn(move || lever(setting, &other, peak))
+                scope.spawn(move || lever(setting, &other, peak, does_not_fit))
             };
             let running: Vec<_> = some.iter().map(start).collect();
             running.into_iter().map(|thread| thread.join().ok().flatten()).collect()
@@ -58,14 +70,16 @@ pub fn levers(plan: &Plan<'_>) -> Vec<Lever> {
 }
 
 /// The peak of `other` beside one of `peak` bytes; none where it cannot be run.
-fn lever(setting: String, other: &PlanQuestion<'_>, peak: u64) -> Option<Lever> {
-    let (_, fit) = replayed(other).ok()?;
-    let other = fit.books.peaks.allocated.or(fit.books.peaks.requested)?;
+fn lever(setting: String, other: &PlanQuestion<'_>, peak: u64, ask_whether_it_fits: bool) -> Option<Lever> {
+    let run = run(other).ok()?;
+    let fits = if ask_whether_it_fits { Some(fitted(other, &run.tape).ok()?.fits) } else { None };
+    let other = ledger::replay(&run.tape, None).peaks.requested?;
     Some(Lever {
         setting,
         peak_bytes: other.bytes.get(),
         phase: other.at.map(|at| at.phase),
         saving_bytes: peak.cast_signed() - other.bytes.get().cast_signed(),
+        fits,
     })
 }
 

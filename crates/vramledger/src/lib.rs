@@ -22,7 +22,7 @@ pub use compare::compare;
 pub use error::Error;
 pub use evidence::read_ledger;
 pub use explain::explain;
-pub use levers::levers;
+pub use levers::{demand, levers};
 pub use model::{NamedModel, load_model};
 pub use plan::{Plan, PlanQuestion, plan, tape_file};
 pub use reconcile::reconcile;

@@ -51,7 +51,8 @@ pub fn plan(mut question: PlanQuestion<'_>) -> Result<Plan<'_>, Error> {
         assumptions.push(format!("no length was given: samples of {seq} tokens are taken"));
     }
     check(&question)?;
-    let (run, fit) = replayed(&question)?;
+    let run = run(&question)?;
+    let fit = fitted(&question, &run.tape)?;
     assumptions.extend(run.assumptions);
     assumptions.push(format!(
         "the CUDA context takes {} MiB of the card, which the allocator never sees",
@@ -84,8 +85,8 @@ pub fn plan(mut question: PlanQuestion<'_>) -> Result<Plan<'_>, Error> {
     Ok(Plan { ledger, tape: run.tape, about, question })
 }
 
-/// One run of `question` and its books.
-pub(crate) fn replayed(question: &PlanQuestion<'_>) -> Result<(Run, Fit), Error> {
+/// One run of `question`, with a tape that can be replayed.
+pub(crate) fn run(question: &PlanQuestion<'_>) -> Result<Run, Error> {
     let name = &question.model.name;
     let train = question.model.model.train(&question.setup, &question.gpu);
     let mut run = train.map_err(|problem| Error::Model { name: name.clone(), problem })?;
@@ -94,9 +95,13 @@ pub(crate) fn replayed(question: &PlanQuestion<'_>) -> Result<(Run, Fit), Error>
         device.context = Some(question.context);
     }
     run.tape.validate().map_err(|problem| Error::Tape { name: name.clone(), problem })?;
+    Ok(run)
+}
+
+/// The books of the tape of `question`, and what the allocator says to it.
+pub(crate) fn fitted(question: &PlanQuestion<'_>, tape: &Tape) -> Result<Fit, Error> {
     let (settings, _) = fit::settings(&question.alloc_conf)?;
-    let fit = fit::fit(&run.tape, &settings, fit::tie_rule(question.setup.torch));
-    Ok((run, fit))
+    Ok(fit::fit(tape, &settings, fit::tie_rule(question.setup.torch)))
 }
 
 /// Refuses what the model itself does not see: `models` bounds every extent before it is multiplied.

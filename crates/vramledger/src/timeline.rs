@@ -23,6 +23,7 @@ pub(crate) fn timeline(
                 for (span, later) in before.iter_mut().zip(spans) {
                     span.steps.1 = later.steps.1;
                     span.holds_peak |= later.holds_peak;
+                    span.peak_reserved_bytes = span.peak_reserved_bytes.max(later.peak_reserved_bytes);
                 }
             }
             None => folded.push(spans),
@@ -42,9 +43,11 @@ pub(crate) fn timeline(
     (shown, left_out)
 }
 
-/// Whether two steps are equal but for where they stand.
+/// Whether two steps are equal but for where they stand and what the allocator keeps, which has a
+/// history of its own.
 fn equal(a: &[Span], b: &[Span]) -> bool {
-    let placeless = |span: &Span| Span { steps: (0, 0), holds_peak: false, ..span.clone() };
+    let placeless =
+        |span: &Span| Span { steps: (0, 0), holds_peak: false, peak_reserved_bytes: None, ..span.clone() };
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| placeless(a) == placeless(b))
 }
 
@@ -58,6 +61,7 @@ fn spans(step: &[&PhaseRow], peak: &Peak, amount: fn(&Totals) -> Option<u64>) ->
                 span.micro_batches =
                     before.micro_batches.zip(row.micro_batch).map(|((first, _), last)| (first, last));
                 span.peak_bytes = before.peak_bytes.max(span.peak_bytes);
+                span.peak_reserved_bytes = before.peak_reserved_bytes.max(span.peak_reserved_bytes);
                 span.holds_peak |= before.holds_peak;
                 *before = span;
             }
@@ -72,6 +76,7 @@ fn span(row: &PhaseRow, peak: &Peak, amount: fn(&Totals) -> Option<u64>) -> Span
         let held = row.end_by_category.iter().filter(|(category, _)| categories.contains(&category.0));
         held.map(|(_, bytes)| bytes).sum()
     };
+    let end_bytes = of(Category::ALL);
     let weights_bytes = of(&[Category::Parameter, Category::Buffer, Category::MasterWeight]);
     let (gradient_bytes, optimizer_bytes) = (of(&[Category::Gradient]), of(&[Category::OptimizerState]));
     let here = (peak.step, peak.micro_batch, peak.phase.as_deref());
@@ -80,11 +85,12 @@ fn span(row: &PhaseRow, peak: &Peak, amount: fn(&Totals) -> Option<u64>) -> Span
         micro_batches: row.micro_batch.map(|at| (at, at)),
         phase: row.phase.clone(),
         peak_bytes: amount(&row.peak),
-        end_bytes: amount(&row.end),
+        peak_reserved_bytes: row.peak.reserved_bytes,
+        end_bytes,
         weights_bytes,
         gradient_bytes,
         optimizer_bytes,
-        other_bytes: of(Category::ALL) - weights_bytes - gradient_bytes - optimizer_bytes,
+        other_bytes: end_bytes - weights_bytes - gradient_bytes - optimizer_bytes,
         holds_peak: here == (Some(row.step), row.micro_batch, Some(row.phase.as_str())),
     }
 }

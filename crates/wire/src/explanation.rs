@@ -12,6 +12,8 @@ pub struct Explanation {
     pub available_bytes: Option<u64>,
     /// `available_bytes` less the peak; negative where the peak alone is too much.
     pub left_bytes: Option<i64>,
+    /// For a run that found no room: the requested peak it would have on a card without end.
+    pub demand: Option<PeakSummary>,
     /// The phases, the micro-batches of a step and equal steps folded into one row.
     pub timeline: Vec<Span>,
     /// How many steps have no row in `timeline`.
@@ -46,10 +48,13 @@ pub struct Span {
     pub micro_batches: Option<(u32, u32)>,
     /// The phase.
     pub phase: String,
-    /// The largest total in any of them.
+    /// The largest total in any of them, in the measure of the page's peak.
     pub peak_bytes: Option<u64>,
-    /// The total at the end of the last one; the four amounts below are of that instant too.
-    pub end_bytes: Option<u64>,
+    /// The largest reserved total in any of them.
+    pub peak_reserved_bytes: Option<u64>,
+    /// What the objects held at the end of the last one sum to: requested bytes, where the ledger
+    /// knows them. The four amounts below sum to it.
+    pub end_bytes: u64,
     /// Parameters, buffers and master weights.
     pub weights_bytes: u64,
     /// Gradients of parameters.
@@ -80,10 +85,12 @@ pub struct Owner {
 pub struct Lever {
     /// The flags to add or change: `--checkpoint full`.
     pub setting: String,
-    /// The peak with it.
+    /// The requested peak with it, on a card without end.
     pub peak_bytes: u64,
     /// The phase of that peak.
     pub phase: Option<String>,
-    /// Peak of the run less that peak.
+    /// The requested peak of the run, on a card without end, less that peak.
     pub saving_bytes: i64,
+    /// Whether it fits with it; asked only of a run that does not fit.
+    pub fits: Option<bool>,
 }

@@ -41,6 +41,7 @@ pub fn run(args: PlanArgs, common: &Common) -> Result<Exit> {
     }
     let mut explanation = vramledger::explain(&plan.ledger);
     if matches!(common.format, Format::Text | Format::Markdown) {
+        explanation.demand = vramledger::demand(&plan);
         explanation.levers = vramledger::levers(&plan);
     }
     let report = PlanReport { ledger: &plan.ledger, explanation: &explanation };
