@@ -132,10 +132,7 @@ impl PlanReport<'_> {
         }
         if let Some(demand) = &self.explanation.demand {
             let amount = size(demand.bytes);
-            text.push_str(&format!(
-                ". With room without end it would peak at {amount} requested ({})",
-                place(demand)
-            ));
+            text.push_str(&format!(". Given room it would peak at {amount} requested ({})", place(demand)));
         }
         Some(Block::Line(format!("{text}.")))
     }

@@ -16,6 +16,8 @@ use crate::{Plan, PlanQuestion};
 /// any case, but for runs that take seconds themselves.
 const MOST_EVENTS: usize = 75_000;
 const LONG_RUN: usize = 2_000_000;
+/// The share of the peak that a saving must be beyond to be worth a row.
+const LEAST_SHARE: f64 = 0.001;
 /// Steps and micro-batches after which nothing new happens: the state exists from the second step
 /// on, the gradients from the second micro-batch on.
 const STEADY: u32 = 2;
@@ -28,7 +30,7 @@ pub fn demand(plan: &Plan<'_>) -> Option<PeakSummary> {
 }
 
 /// What other settings would save of the requested peak of `plan`, the most first, and only what
-/// saves anything. Where the plan does not fit, each tells whether it would.
+/// saves something worth a row. Where the plan does not fit, each tells whether it would.
 ///
 /// The settings are tried in the order of what they cost a user, as many as [`MOST_EVENTS`] allows.
 pub fn levers(plan: &Plan<'_>) -> Vec<Lever> {
@@ -64,7 +66,7 @@ pub fn levers(plan: &Plan<'_>) -> Vec<Lever> {
             |other: &Lever| other.saving_bytes >= lever.saving_bytes && other.setting != lever.setting;
         all.iter().any(|other| as_good(other) && lever.setting.contains(&other.setting))
     };
-    levers.retain(|lever| lever.saving_bytes > 0 && !redundant(lever));
+    levers.retain(|lever| lever.saving_bytes as f64 > LEAST_SHARE * peak.bytes as f64 && !redundant(lever));
     levers.sort_by(|a, b| b.saving_bytes.cmp(&a.saving_bytes).then_with(|| a.setting.cmp(&b.setting)));
     levers
 }
