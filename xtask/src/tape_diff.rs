@@ -101,6 +101,7 @@ fn compare(events: &Path, case: &Case) -> Result<Comparison> {
 }
 
 /// Compares the list of each plannable case in `folder`.
+#[allow(clippy::print_stdout, reason = "a command of developers prints which lists part")]
 fn run_folder(folder: &Path) -> Result<()> {
     let (mut equal, mut all) = (0, 0);
     for case in Case::read_all(&folder.join("cases.jsonl"))? {

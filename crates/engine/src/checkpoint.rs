@@ -28,9 +28,12 @@ pub(crate) enum SavedHook {
     HandOver(Rc<Frame>),
 }
 
+/// A function that can be run again.
+type Checkpointed = Box<dyn Fn(&[Tensor]) -> Tensor>;
+
 /// One call of a checkpointed function.
 pub(crate) struct Frame {
-    function: Box<dyn Fn(&[Tensor]) -> Tensor>,
+    function: Checkpointed,
     args: Vec<Tensor>,
     scope: Scope,
     autocast: Option<Dtype>,

@@ -12,7 +12,7 @@ use rustc_hash::FxHashMap;
 use crate::checkpoint::SavedHook;
 use crate::dims::Dims;
 use crate::hardware::{Hardware, Profile};
-use crate::ops::Floating;
+use crate::ops::is_floating;
 use crate::tensor::{Storage, Tensor};
 
 /// Where floating-point operations are booked.
@@ -228,7 +228,7 @@ impl Session {
     /// cast once a region, other floating-point tensors each time.
     pub(crate) fn autocast_low(&self, tensor: &Tensor) -> Tensor {
         let Some(dtype) = self.autocast_dtype() else { return tensor.clone() };
-        if !tensor.dtype().is_floating() || tensor.dtype() == dtype || tensor.dtype() == Dtype::Fp64 {
+        if !is_floating(tensor.dtype()) || tensor.dtype() == dtype || tensor.dtype() == Dtype::Fp64 {
             return tensor.clone();
         }
         let cacheable =

@@ -87,7 +87,7 @@ fn llama(fields: &Fields<'_>) -> Result<LlamaConfig, PlanError> {
         divides("num_attention_heads", heads, "hidden_size", hidden)?;
     }
     let head = fields.size(&["head_dim"], hidden / heads)?;
-    if head % 2 != 0 {
+    if !head.is_multiple_of(2) {
         return Err(PlanError(format!("rotary embedding needs an even `head_dim`, and it is {head}")));
     }
     Ok(LlamaConfig {
@@ -109,7 +109,7 @@ fn llama(fields: &Fields<'_>) -> Result<LlamaConfig, PlanError> {
 }
 
 fn divides(part_name: &str, part: u64, whole_name: &str, whole: u64) -> Result<(), PlanError> {
-    if whole % part == 0 {
+    if whole.is_multiple_of(part) {
         return Ok(());
     }
     Err(PlanError(format!("`{part_name}` {part} does not divide `{whole_name}` {whole}")))

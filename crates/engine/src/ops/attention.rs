@@ -46,7 +46,7 @@ impl Kernel {
         let (major, _) = hardware.compute_capability;
         let half = matches!(dtype, Dtype::Fp16 | Dtype::Bf16);
         let cudnn_head = if major == 9 { 256 } else { 128 };
-        if matches!(major, 9 | 10) && half && !dropout && head % 8 == 0 && head <= cudnn_head {
+        if matches!(major, 9 | 10) && half && !dropout && head.is_multiple_of(8) && head <= cudnn_head {
             Self::Cudnn
         } else if major >= 8 && half && !mask && head <= 256 {
             Self::Flash
@@ -71,7 +71,9 @@ impl Kernel {
             Self::Cudnn if !half => Some(format!("takes fp16 or bf16, not {}", dtype.as_str())),
             Self::Cudnn if major < 8 => Some("needs compute capability 8.0 or more".into()),
             Self::Cudnn if dropout => Some("is not modelled with dropout".into()),
-            Self::Cudnn if head % 8 != 0 => Some(format!("takes heads of a multiple of 8, not {head}")),
+            Self::Cudnn if !head.is_multiple_of(8) => {
+                Some(format!("takes heads of a multiple of 8, not {head}"))
+            }
             _ => None,
         }
     }
@@ -172,7 +174,7 @@ fn flash_splits(hardware: &Hardware, e: Extents) -> u64 {
 
 fn flash(query: &Tensor, key: &Tensor, value: &Tensor, dropout: f64) -> Tensor {
     let head = query.size(-1);
-    if head % 8 != 0 {
+    if !head.is_multiple_of(8) {
         let size = up(head, 8);
         let query = query.pad_last(size);
         let key = key.pad_last(size);
@@ -338,7 +340,7 @@ fn efficient_workspace(hardware: &Hardware, e: Extents, half: bool, dropout: boo
 fn efficient_bias(mask: &Tensor, dtype: Dtype) -> Tensor {
     let bias = boolean_bias(mask, dtype);
     let length = bias.size(-1);
-    if length % 16 == 0 {
+    if length.is_multiple_of(16) {
         return bias;
     }
     Tensor::empty(bias.session(), "sdpa.bias", bias.shape_with_last(up(length, 16)), dtype)

@@ -8,16 +8,9 @@ use crate::dims::{broadcast, elementwise_strides};
 use crate::graph::Op;
 use crate::tensor::Tensor;
 
-/// Questions to a dtype that type promotion asks.
-pub(crate) trait Floating {
-    /// Whether it is a floating-point type.
-    fn is_floating(self) -> bool;
-}
-
-impl Floating for Dtype {
-    fn is_floating(self) -> bool {
-        matches!(self, Self::Fp64 | Self::Fp32 | Self::Fp16 | Self::Bf16)
-    }
+/// Whether `dtype` is a floating-point type.
+pub(crate) const fn is_floating(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::Fp64 | Dtype::Fp32 | Dtype::Fp16 | Dtype::Bf16)
 }
 
 /// The dtype of a result over `a` and `b`: the higher category wins, within one category tensors
@@ -33,8 +26,8 @@ fn promote(a: &Tensor, b: &Tensor) -> Dtype {
         Dtype::Fp64 => 6,
     };
     let (x, y) = (a.dtype(), b.dtype());
-    if x.is_floating() != y.is_floating() {
-        return if x.is_floating() { x } else { y };
+    if is_floating(x) != is_floating(y) {
+        return if is_floating(x) { x } else { y };
     }
     match (a.shape().is_empty(), b.shape().is_empty()) {
         (true, false) => y,

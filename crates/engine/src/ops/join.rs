@@ -13,7 +13,7 @@ pub fn cat(parts: &[&Tensor], dim: isize) -> Tensor {
     let mut shape: Dims = parts[0].shape();
     shape[dim] = lengths.iter().sum();
     let out = Tensor::empty(session, "cat", shape, parts[0].dtype());
-    let out = op.finish(out, move |call| {
+    op.finish(out, move |call| {
         let mut start = 0;
         lengths
             .iter()
@@ -24,6 +24,5 @@ pub fn cat(parts: &[&Tensor], dim: isize) -> Tensor {
                 call.when(index, || call.grad().narrow(dim as isize, from, *length))
             })
             .collect()
-    });
-    out
+    })
 }

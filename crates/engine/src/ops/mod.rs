@@ -2,7 +2,7 @@
 
 pub(crate) mod attention;
 mod elementwise;
-pub(crate) use elementwise::Floating;
+pub(crate) use elementwise::is_floating;
 pub(crate) mod embedding;
 pub(crate) mod join;
 mod loss;

@@ -49,7 +49,7 @@ fn workspace(
         } else if !along_fastest {
             output_vector = VECTOR;
             let mut fit = |value: u64| {
-                while value % output_vector != 0 {
+                while !value.is_multiple_of(output_vector) {
                     output_vector /= 2;
                 }
             };
