@@ -1,4 +1,5 @@
 //! What holds for the tape of every model and setup.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use std::collections::BTreeMap;
 
