@@ -1,4 +1,5 @@
 //! Vectors of `memory-accounting`, parts 3 and 5: what autograd keeps of an MLP, and what it computes.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use ledger::{Category, Dtype, Event, Phase};
 use models::{Checkpoint, Flops, GPUS, MlpLoss, Model, Run, Setup};
