@@ -62,12 +62,22 @@ pub struct CaseSetup {
 #[derive(Clone, Debug, Deserialize)]
 #[allow(missing_docs, reason = "the fields are those of the recorded file")]
 pub struct Truth {
+    torch: String,
     pub peak_requested_bytes: u64,
     pub peak_allocated_bytes: u64,
     pub peak_reserved_bytes: u64,
     pub context_bytes: u64,
     pub oom: Option<TruthOom>,
     pub phases: Vec<TruthPhase>,
+}
+
+impl Truth {
+    /// The release of torch that was recorded.
+    fn torch(&self) -> Result<models::Torch> {
+        let release: Vec<&str> = self.torch.split('.').take(2).collect();
+        let known = release.join(".").parse();
+        known.map_err(|()| anyhow::anyhow!("torch {} is not modelled", self.torch))
+    }
 }
 
 /// Where a recorded run failed.
@@ -191,7 +201,7 @@ impl Case {
             keep_outputs: s.keep_outputs,
             mlp_loss: loss,
             steps: s.steps,
-            torch: models::Torch::V2_15,
+            torch: self.truth.torch()?,
         })
     }
 }

@@ -14,21 +14,92 @@ pub struct Hardware {
 /// What differs between releases of torch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Profile {
-    /// Whether the cuBLAS workspace is allocated around each product and freed, or kept for the
-    /// life of the handle from the first product on.
-    pub cublas_workspace_kept: bool,
-    /// The workspace of a product with a fused bias (cublasLt), in bytes: allocated around it.
-    pub cublaslt_workspace: u64,
+    /// How long the cuBLAS workspace of a product lives.
+    pub cublas_workspace: Lifetime,
+    /// How long the workspace of a product with a fused bias (cublasLt) lives.
+    pub cublaslt_workspace: Lifetime,
+    /// Whether PyTorch prefers cuDNN's attention on compute capability 9 and 10.
+    pub cudnn_attention_first: bool,
+    /// Whether it does so with dropout too.
+    pub cudnn_attention_drops: bool,
+    /// Whether flash attention keeps its random state on the device.
+    pub flash_attention_seeds: bool,
+    /// Whether memory-efficient attention without dropout keeps its seed and offset on the device.
+    pub efficient_attention_seeds: bool,
+    /// Whether memory-efficient attention takes fewer key-value heads than query heads.
+    pub efficient_attention_groups: bool,
+    /// Whether the embedding's backward sorts by the bits that indices can have, or by all 64.
+    pub sorts_used_bits: bool,
+    /// Whether the backward of layer_norm sums tall and narrow inputs in two passes.
+    pub two_pass_layer_norm: bool,
+    /// Fixed bytes of CUB's passes with decoupled look-back.
+    pub look_back_base: u64,
+    /// Bytes of a block's state in CUB's unique-by-key.
+    pub unique_state: u64,
+    /// Items that a block of it takes on compute capability 9 and later.
+    pub unique_tile: u64,
+    /// Whether a norm over a list of tensors brings their addresses to the device, with a partial result for
+    /// each chunk; otherwise each tensor has as many partial results as the largest needs.
+    pub listed_norms: bool,
+}
+
+/// How long a workspace of cuBLAS lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lifetime {
+    /// It is allocated around each product and freed.
+    Product,
+    /// It is kept from the first product on, for each thread that multiplies: the program's and
+    /// autograd's.
+    Handle,
 }
 
 impl Profile {
     /// torch 2.15.
-    pub const TORCH_2_15: Self = Self { cublas_workspace_kept: false, cublaslt_workspace: 1 << 20 };
-    /// torch 2.11, as far as public snapshots tell.
-    pub const TORCH_2_11: Self = Self { cublas_workspace_kept: true, cublaslt_workspace: 1 << 20 };
-    /// torch 2.6, as far as public snapshots tell.
-    pub const TORCH_2_6: Self = Self { cublas_workspace_kept: true, cublaslt_workspace: 1 << 20 };
+    pub const TORCH_2_15: Self = Self {
+        cublas_workspace: Lifetime::Product,
+        cublaslt_workspace: Lifetime::Product,
+        cudnn_attention_first: true,
+        cudnn_attention_drops: false,
+        flash_attention_seeds: true,
+        two_pass_layer_norm: true,
+        look_back_base: 511,
+        unique_state: 16,
+        unique_tile: 4928,
+        efficient_attention_seeds: true,
+        efficient_attention_groups: true,
+        sorts_used_bits: true,
+        listed_norms: true,
+    };
+    /// torch 2.11.
+    pub const TORCH_2_11: Self = Self {
+        cublas_workspace: Lifetime::Handle,
+        cublaslt_workspace: Lifetime::Handle,
+        cudnn_attention_first: true,
+        cudnn_attention_drops: true,
+        flash_attention_seeds: true,
+        two_pass_layer_norm: true,
+        look_back_base: 511,
+        unique_state: 16,
+        unique_tile: 4480,
+        efficient_attention_seeds: false,
+        efficient_attention_groups: false,
+        sorts_used_bits: false,
+        listed_norms: false,
+    };
+    /// torch 2.6.
+    pub const TORCH_2_6: Self = Self {
+        cublaslt_workspace: Lifetime::Product,
+        cudnn_attention_first: false,
+        flash_attention_seeds: false,
+        two_pass_layer_norm: false,
+        look_back_base: 255,
+        unique_state: 8,
+        ..Self::TORCH_2_11
+    };
 }
+
+/// The workspace of a product with a fused bias, in bytes.
+pub(crate) const CUBLASLT_WORKSPACE: u64 = 1 << 20;
 
 impl Hardware {
     /// The default cuBLAS workspace: 32 MiB on compute capability 9, 10 and 12, else
@@ -47,11 +118,11 @@ impl Hardware {
     }
 
     /// Items that one block of CUB's unique-by-key takes.
-    pub(crate) const fn unique_tile(&self) -> u64 {
+    pub(crate) const fn unique_tile(&self, profile: &Profile) -> u64 {
         match self.compute_capability {
             (8, 0) => 1344,
             (..9, _) => 320,
-            _ => 4928,
+            _ => profile.unique_tile,
         }
     }
 

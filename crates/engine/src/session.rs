@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 
 use crate::checkpoint::SavedHook;
 use crate::dims::Dims;
-use crate::hardware::{Hardware, Profile};
+use crate::hardware::{CUBLASLT_WORKSPACE, Hardware, Lifetime, Profile};
 use crate::ops::is_floating;
 use crate::tensor::{Storage, Tensor};
 
@@ -58,7 +58,8 @@ pub struct Session {
     grad_enabled: Cell<bool>,
     sequence: Cell<u64>,
     autocast: RefCell<Option<Autocast>>,
-    kept_workspace: RefCell<Option<Rc<Storage>>>,
+    /// Workspaces kept for the life of a handle, by name and whether autograd's thread has it.
+    kept_workspaces: RefCell<FxHashMap<(&'static str, bool), Rc<Storage>>>,
     pub(crate) hooks: RefCell<Vec<SavedHook>>,
     pub(crate) stopped: Cell<bool>,
     pub(crate) recomputing: Cell<bool>,
@@ -82,7 +83,7 @@ impl Session {
             grad_enabled: Cell::new(true),
             sequence: Cell::new(0),
             autocast: RefCell::new(None),
-            kept_workspace: RefCell::new(None),
+            kept_workspaces: RefCell::default(),
             hooks: RefCell::default(),
             stopped: Cell::new(false),
             recomputing: Cell::new(false),
@@ -344,19 +345,43 @@ impl Session {
         self.storage(bytes, what, Category::Workspace, None)
     }
 
-    /// The workspace around a cuBLAS product.
+    /// The workspace of a product; one with a fused bias goes through cublasLt.
     pub(crate) fn product_workspace(self: &Rc<Self>, fused_bias: bool) {
-        if fused_bias {
-            drop(self.scratch(self.profile.cublaslt_workspace, "cublaslt_workspace"));
-            return;
-        }
-        if self.profile.cublas_workspace_kept {
-            if self.kept_workspace.borrow().is_none() {
-                let workspace = self.scratch(self.hardware.cublas_workspace(), "cublas_workspace");
-                self.kept_workspace.replace(Some(workspace));
+        let profile = self.profile;
+        let cublas =
+            || self.workspace(profile.cublas_workspace, self.hardware.cublas_workspace(), "cublas_workspace");
+        let lt = || self.workspace(profile.cublaslt_workspace, CUBLASLT_WORKSPACE, "cublaslt_workspace");
+        match (fused_bias, profile.cublas_workspace, profile.cublaslt_workspace) {
+            (false, ..) => drop(cublas()),
+            (true, Lifetime::Product, _) => drop(lt()),
+            // The handle, and with it its workspace, is made inside the call.
+            (true, Lifetime::Handle, Lifetime::Product) => {
+                let workspace = lt();
+                drop(cublas());
+                drop(workspace);
             }
-        } else {
-            drop(self.scratch(self.hardware.cublas_workspace(), "cublas_workspace"));
+            (true, Lifetime::Handle, Lifetime::Handle) => {
+                drop(cublas());
+                drop(lt());
+            }
+        }
+    }
+
+    /// A workspace that the caller holds for a product, or none where its handle keeps it.
+    fn workspace(self: &Rc<Self>, lifetime: Lifetime, bytes: u64, what: &'static str) -> Option<Rc<Storage>> {
+        if self.stopped.get() {
+            return None;
+        }
+        match lifetime {
+            Lifetime::Product => Some(self.scratch(bytes, what)),
+            Lifetime::Handle => {
+                let key = (what, self.in_backward.get());
+                if !self.kept_workspaces.borrow().contains_key(&key) {
+                    let workspace = self.scratch(bytes, what);
+                    self.kept_workspaces.borrow_mut().insert(key, workspace);
+                }
+                None
+            }
         }
     }
 
@@ -388,6 +413,7 @@ impl Session {
 
     /// Lets go of what the session itself keeps, as at the end of the process.
     pub fn release(&self) {
-        self.kept_workspace.replace(None);
+        let kept = self.kept_workspaces.take();
+        drop(kept);
     }
 }

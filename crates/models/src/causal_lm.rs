@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use engine::{Attention, Kernel, Session, Tensor, cat, release, scan_workspace};
+use engine::{Attention, Kernel, Session, Tensor, cat, release};
 use ledger::{Category, Dtype};
 
 /// What attention is built from: the parts of a setup that models read.
@@ -102,7 +102,7 @@ fn check_packed_sequences(session: &Rc<Session>, batch: u64, length: u64) {
     let scan = integers(session, "packed_sequence_mask.scan", &[batch, length]);
     // One row is scanned by CUB's device scan, several by a kernel of their own.
     let tiles = (batch == 1).then(|| {
-        let bytes = scan_workspace(length);
+        let bytes = session.scan_workspace(length);
         Tensor::of_category(session, "packed_sequence_mask.tiles", Category::Workspace, [bytes], Dtype::Uint8)
     });
     release!(tiles, scan, changes);

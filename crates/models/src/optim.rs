@@ -177,9 +177,13 @@ impl Optimizer {
         let (count, dtype) = (grads.len() as u64, first.dtype());
         let bytes =
             |what, size| Tensor::of_category(session, what, Category::Temporary, [size], Dtype::Uint8);
-        let addresses = bytes("clip_grad_norm.addresses", (count + 1) * 8);
-        let chunks: u64 = grads.iter().map(|grad| grad.numel().div_ceil(65_536)).sum();
-        let partials = bytes("clip_grad_norm.partials", 4 * chunks);
+        let chunks = grads.iter().map(|grad| grad.numel().div_ceil(65_536));
+        let (addresses, partials) = if session.profile.listed_norms {
+            let addresses = bytes("clip_grad_norm.addresses", (count + 1) * 8);
+            (Some(addresses), bytes("clip_grad_norm.partials", 4 * chunks.sum::<u64>()))
+        } else {
+            (None, bytes("clip_grad_norm.partials", 4 * count * chunks.max().unwrap_or(0)))
+        };
         let scalar = |what| Tensor::of_category(session, what, Category::Temporary, [], dtype);
         let norms: Vec<Tensor> = grads.iter().map(|_| scalar("clip_grad_norm.norm")).collect();
         release!(partials, addresses);

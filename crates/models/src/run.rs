@@ -1,6 +1,6 @@
 //! A planned run: the tape of some training steps and what is known besides.
 
-use engine::Kernel;
+use engine::{Kernel, Problem};
 use ledger::{Dtype, Tape};
 
 use crate::config::{self, Architecture};
@@ -173,28 +173,27 @@ impl Model {
         Ok(())
     }
 
-    /// Head size and dropout of the attention; none for an mlp.
-    fn attention(&self) -> Option<(u64, f64)> {
-        match &self.architecture {
-            Source::Mlp(_) => None,
+    /// What sdpa is asked to run; none for an mlp and for attention written out.
+    fn attention(&self, setup: &Setup) -> Option<Problem> {
+        let (head, grouped, dropout) = match &self.architecture {
+            Source::Mlp(_) => return None,
             Source::Config(Architecture::Gpt2(config)) => {
-                Some((config.hidden / config.heads, config.attn_dropout))
+                (config.hidden / config.heads, false, config.attn_dropout)
             }
-            Source::Config(Architecture::Llama(config)) => Some((config.head, config.attention_dropout)),
-        }
-    }
-
-    /// The dtype that products and attention are computed in.
-    fn computed(&self, setup: &Setup) -> Dtype {
-        setup.autocast.or(setup.dtype).or(self.dtype).unwrap_or(Dtype::Fp32)
+            Source::Config(Architecture::Llama(config)) => {
+                (config.head, config.kv_heads < config.heads, config.attention_dropout)
+            }
+        };
+        let dtype = setup.autocast.or(setup.dtype).or(self.dtype).unwrap_or(Dtype::Fp32);
+        let problem = Problem { dtype, head, grouped, mask: false, dropout: dropout > 0.0 };
+        (setup.attention == Attention::Sdpa).then_some(problem)
     }
 
     /// Why the kernel that the setup asks for cannot run, where it cannot.
     fn kernel_problem(&self, setup: &Setup, gpu: &Gpu) -> Option<String> {
-        let (head, dropout) = self.attention().filter(|_| setup.attention == Attention::Sdpa)?;
-        let kernel = setup.kernel()?;
-        let problem = kernel.problem(&train::hardware(gpu), self.computed(setup), head, dropout > 0.0)?;
-        Some(format!("the {} kernel {problem}; use --sdpa-kernel default", setup.sdpa_kernel.as_str()))
+        let (problem, kernel) = (self.attention(setup)?, setup.kernel()?);
+        let refusal = kernel.refusal(&train::hardware(gpu), &train::profile(setup.torch), problem)?;
+        Some(format!("the {} kernel {refusal}; use --sdpa-kernel default", setup.sdpa_kernel.as_str()))
     }
 
     /// What had to be assumed, a sentence each.
@@ -214,10 +213,9 @@ impl Model {
             "cuBLAS workspace of the default size for the card, {kept} (torch {})",
             setup.torch.as_str()
         ));
-        if let Some((head, dropout)) = self.attention().filter(|_| setup.attention == Attention::Sdpa) {
-            let kernel = setup.kernel().unwrap_or_else(|| {
-                Kernel::choose(&train::hardware(gpu), self.computed(setup), head, false, dropout > 0.0)
-            });
+        if let Some(problem) = self.attention(setup) {
+            let choose = || Kernel::choose(&train::hardware(gpu), &train::profile(setup.torch), problem);
+            let kernel = setup.kernel().unwrap_or_else(choose);
             sentences.push(match kernel {
                 Kernel::Flash => "attention runs the flash kernel".to_owned(),
                 Kernel::Efficient => "attention runs the memory-efficient kernel".to_owned(),

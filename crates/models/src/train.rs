@@ -19,12 +19,16 @@ pub(crate) fn session(gpu: &Gpu, setup: &Setup) -> Rc<Session> {
         capacity: Some(gpu.capacity),
         context: None,
     };
-    let profile = match setup.torch {
+    Session::new(device, hardware(gpu), profile(setup.torch))
+}
+
+/// What a release of torch decides.
+pub(crate) const fn profile(torch: Torch) -> Profile {
+    match torch {
         Torch::V2_6 => Profile::TORCH_2_6,
         Torch::V2_11 => Profile::TORCH_2_11,
         Torch::V2_15 => Profile::TORCH_2_15,
-    };
-    Session::new(device, hardware(gpu), profile)
+    }
 }
 
 /// What operators ask of `gpu`. Resident threads of a multiprocessor go by compute capability (CUDA C++

@@ -6,7 +6,7 @@ use ledger::Dtype;
 
 use crate::dims::Dims;
 use crate::graph::{Call, Op};
-use crate::hardware::Hardware;
+use crate::hardware::{Hardware, Profile};
 use crate::ops::elementwise::pointwise;
 use crate::session::Session;
 use crate::tensor::Tensor;
@@ -40,43 +40,62 @@ const fn up(value: u64, multiple: u64) -> u64 {
 }
 
 impl Kernel {
-    /// The kernel PyTorch 2.15 chooses for a training step: cuDNN first on compute capability 9 and 10
-    /// (half precision, no dropout), then flash (8.0 on, half precision, no mask), then memory-efficient.
-    pub fn choose(hardware: &Hardware, dtype: Dtype, head: u64, mask: bool, dropout: bool) -> Self {
-        let (major, _) = hardware.compute_capability;
-        let half = matches!(dtype, Dtype::Fp16 | Dtype::Bf16);
-        let cudnn_head = if major == 9 { 256 } else { 128 };
-        if matches!(major, 9 | 10) && half && !dropout && head.is_multiple_of(8) && head <= cudnn_head {
-            Self::Cudnn
-        } else if major >= 8 && half && !mask && head <= 256 {
-            Self::Flash
-        } else if dtype == Dtype::Bf16 && major < 8 {
-            Self::Math
+    /// The kernel PyTorch chooses for a training step: cuDNN first on compute capability 9 and 10
+    /// (half precision), then flash (8.0 on, half precision, no mask), then memory-efficient, then math.
+    pub fn choose(hardware: &Hardware, profile: &Profile, of: Problem) -> Self {
+        let order = if matches!(hardware.compute_capability.0, 9 | 10)
+            && (!of.dropout || profile.cudnn_attention_drops)
+        {
+            &[Self::Cudnn, Self::Flash, Self::Efficient][..]
         } else {
-            Self::Efficient
-        }
+            &[Self::Flash, Self::Efficient][..]
+        };
+        let runs = |kernel: &&Self| kernel.refusal(hardware, profile, of).is_none();
+        order.iter().find(runs).copied().unwrap_or(Self::Math)
     }
 
-    /// Why this kernel cannot run an attention without a mask, as the end of a sentence; none where it can.
-    pub fn problem(self, hardware: &Hardware, dtype: Dtype, head: u64, dropout: bool) -> Option<String> {
+    /// Why this kernel cannot run `of`, as the end of a sentence; none where it can.
+    pub fn refusal(self, hardware: &Hardware, profile: &Profile, of: Problem) -> Option<String> {
         let (major, _) = hardware.compute_capability;
-        let half = matches!(dtype, Dtype::Fp16 | Dtype::Bf16);
+        let half = matches!(of.dtype, Dtype::Fp16 | Dtype::Bf16);
+        let cudnn_head = if major == 9 { 256 } else { 128 };
         match self {
-            Self::Flash if !half => Some(format!("takes fp16 or bf16, not {}", dtype.as_str())),
-            Self::Flash if major < 8 => Some("needs compute capability 8.0 or more".into()),
-            Self::Flash if head > 256 => Some(format!("takes heads of at most 256, not {head}")),
-            Self::Efficient if dtype == Dtype::Bf16 && major < 8 => {
+            Self::Flash | Self::Cudnn if !half => {
+                Some(format!("takes fp16 or bf16, not {}", of.dtype.as_str()))
+            }
+            Self::Flash | Self::Cudnn if major < 8 => Some("needs compute capability 8.0 or more".into()),
+            Self::Flash if of.mask => Some("takes no mask".into()),
+            Self::Flash if of.head > 256 => Some(format!("takes heads of at most 256, not {}", of.head)),
+            Self::Efficient if of.dtype == Dtype::Bf16 && major < 8 => {
                 Some("takes bf16 from compute capability 8.0 on".into())
             }
-            Self::Cudnn if !half => Some(format!("takes fp16 or bf16, not {}", dtype.as_str())),
-            Self::Cudnn if major < 8 => Some("needs compute capability 8.0 or more".into()),
-            Self::Cudnn if dropout => Some("is not modelled with dropout".into()),
-            Self::Cudnn if !head.is_multiple_of(8) => {
-                Some(format!("takes heads of a multiple of 8, not {head}"))
+            Self::Efficient if of.grouped && !profile.efficient_attention_groups => {
+                Some("takes as many key-value heads as query heads in this release of torch".into())
+            }
+            Self::Cudnn if of.dropout && !profile.cudnn_attention_drops => {
+                Some("is not modelled with dropout in this release of torch".into())
+            }
+            Self::Cudnn if !of.head.is_multiple_of(8) || of.head > cudnn_head => {
+                Some(format!("takes heads of a multiple of 8 up to {cudnn_head}, not {}", of.head))
             }
             _ => None,
         }
     }
+}
+
+/// What decides which kernel can run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// The dtype of queries, keys and values.
+    pub dtype: Dtype,
+    /// The head size.
+    pub head: u64,
+    /// Whether there are fewer key-value heads than query heads.
+    pub grouped: bool,
+    /// Whether there is a mask.
+    pub mask: bool,
+    /// Whether weights are dropped.
+    pub dropout: bool,
 }
 
 /// Extents of one attention: batch, heads, key-value heads, sequence, head size.
@@ -116,11 +135,15 @@ impl Tensor {
         let value = session.autocast_low(value);
         let key = session.autocast_low(key);
         let query = session.autocast_low(self);
-        let head = query.size(-1);
-        let (masked, dropped) = (attention.mask.is_some(), attention.dropout > 0.0);
-        let kernel = attention
-            .kernel
-            .unwrap_or_else(|| Kernel::choose(&session.hardware, query.dtype(), head, masked, dropped));
+        let problem = Problem {
+            dtype: query.dtype(),
+            head: query.size(-1),
+            grouped: key.size(1) < query.size(1),
+            mask: attention.mask.is_some(),
+            dropout: attention.dropout > 0.0,
+        };
+        let choose = || Kernel::choose(&session.hardware, &session.profile, problem);
+        let kernel = attention.kernel.unwrap_or_else(choose);
         let out = session.without_autocast(|| match kernel {
             Kernel::Flash => flash(&query, &key, &value, attention.dropout),
             Kernel::Efficient => efficient(&query, &key, &value, attention),
@@ -196,19 +219,25 @@ fn flash(query: &Tensor, key: &Tensor, value: &Tensor, dropout: f64) -> Tensor {
         let out = session.scratch(splits * e.b * e.h * e.s * up(e.d, 32) * 4, "sdpa.split_out");
         (lse, out)
     });
-    let mut seed = Tensor::empty(session, "sdpa.rng_state", [2], Dtype::Int64);
-    let unused = Tensor::empty(session, "sdpa.rng_unused", [], Dtype::Int64);
-    if dropout > 0.0 {
-        seed = Tensor::empty(session, "sdpa.rng_state", [2], Dtype::Int64);
-    }
+    let seeds = session.profile.flash_attention_seeds.then(|| {
+        let state = || Tensor::empty(session, "sdpa.rng_state", [2], Dtype::Int64);
+        let mut seed = state();
+        let unused = Tensor::empty(session, "sdpa.rng_unused", [], Dtype::Int64);
+        if dropout > 0.0 {
+            seed = state();
+        }
+        (seed, unused)
+    });
     if let Some((lse, out)) = accumulators {
         crate::release!(lse, out);
     }
     session.add_flops(e.flops());
     op.save_result(&lse);
     op.save_result(&out);
-    op.save_result(&seed);
-    op.save_result(&unused);
+    if let Some((seed, unused)) = &seeds {
+        op.save_result(seed);
+        op.save_result(unused);
+    }
     let out = op.finish(out, move |call| {
         let session = call.grad().session();
         // The kernel takes the gradient and the result in (b, s, h, d) order; another layout is copied.
@@ -223,7 +252,7 @@ fn flash(query: &Tensor, key: &Tensor, value: &Tensor, dropout: f64) -> Tensor {
         crate::release!(expanded, dq_accumulator, delta, out, grad);
         vec![Some(dq), Some(dk), Some(dv)]
     });
-    crate::release!(lse, seed, unused);
+    crate::release!(lse, seeds);
     out
 }
 
@@ -273,7 +302,7 @@ fn efficient(query: &Tensor, key: &Tensor, value: &Tensor, attention: Attention<
     op.save(query);
     op.save(value);
     let dropped = attention.dropout > 0.0;
-    let seeds = (!dropped).then(|| {
+    let seeds = (!dropped && session.profile.efficient_attention_seeds).then(|| {
         let seed = Tensor::empty(session, "sdpa.rng_seed", [], Dtype::Int64);
         (seed, Tensor::empty(session, "sdpa.rng_offset", [], Dtype::Int64))
     });

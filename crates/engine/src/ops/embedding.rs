@@ -6,6 +6,7 @@ use ledger::Dtype;
 
 use crate::dims::Dims;
 use crate::graph::Op;
+use crate::hardware::Profile;
 use crate::session::Session;
 use crate::tensor::Tensor;
 
@@ -23,14 +24,23 @@ fn sort_workspace(count: u64, bits: u64, tile: u64) -> u64 {
     255 + 256 * (1 + 8 * passes) + 1024 * count.div_ceil(tile) + double_buffer
 }
 
-/// Temporary storage of CUB's device scan over `count` int64 values, in bytes.
-pub fn scan_workspace(count: u64) -> u64 {
-    look_back_workspace(count, 896)
+/// Temporary storage of a CUB pass with decoupled look-back over `count` items in tiles of `tile`, each
+/// with a state of `state` bytes.
+fn look_back_workspace(profile: &Profile, count: u64, tile: u64, state: u64) -> u64 {
+    profile.look_back_base + align256(state * (32 + count.div_ceil(tile)))
 }
 
-/// Temporary storage of a CUB pass with decoupled look-back over `count` items in tiles of `tile`.
-fn look_back_workspace(count: u64, tile: u64) -> u64 {
-    511 + align256(16 * (32 + count.div_ceil(tile)))
+impl Session {
+    /// Temporary storage of CUB's device scan over `count` int64 values, in bytes.
+    pub fn scan_workspace(&self, count: u64) -> u64 {
+        look_back_workspace(&self.profile, count, 896, 16)
+    }
+
+    /// Temporary storage of CUB's unique-by-key over `count` int64 values, in bytes.
+    fn unique_workspace(&self, count: u64) -> u64 {
+        let profile = &self.profile;
+        look_back_workspace(profile, count, self.hardware.unique_tile(profile), profile.unique_state)
+    }
 }
 
 impl Tensor {
@@ -67,10 +77,11 @@ fn sorted_backward(session: &Rc<Session>, count: u64, weight: Dims, dtype: Dtype
     let sorted = indices("embedding_backward.sorted");
     let original = indices("embedding_backward.original");
     let iota = indices("embedding_backward.iota");
-    let bits = u64::from(u64::BITS - rows.leading_zeros());
-    drop(
-        session.scratch(sort_workspace(count, bits, session.hardware.sort_tile()), "embedding_backward.sort"),
-    );
+    let bits = if session.profile.sorts_used_bits { u64::BITS - rows.leading_zeros() } else { u64::BITS };
+    drop(session.scratch(
+        sort_workspace(count, u64::from(bits), session.hardware.sort_tile()),
+        "embedding_backward.sort",
+    ));
     drop(iota);
     let gradient = Tensor::empty(session, "embedding_backward", weight, dtype);
     let segments = count.min(rows);
@@ -78,14 +89,11 @@ fn sorted_backward(session: &Rc<Session>, count: u64, weight: Dims, dtype: Dtype
     let offsets = indices("embedding_backward.offsets");
     let found = session.scratch(8, "embedding_backward.count");
     let dummy = indices("embedding_backward.offsets");
-    drop(
-        session
-            .scratch(look_back_workspace(count, session.hardware.unique_tile()), "embedding_backward.unique"),
-    );
+    drop(session.scratch(session.unique_workspace(count), "embedding_backward.unique"));
     drop(dummy);
     let part_counts = session.scratch(segments * 8, "embedding_backward.parts");
     let part_offsets = session.scratch(segments * 8, "embedding_backward.parts");
-    drop(session.scratch(scan_workspace(segments), "embedding_backward.scan"));
+    drop(session.scratch(session.scan_workspace(segments), "embedding_backward.scan"));
     let part_total = session.scratch(8, "embedding_backward.count");
     let part_starts = session.scratch(parts * 8, "embedding_backward.parts");
     let sums = session.scratch(parts * width * 4, "embedding_backward.sums");

@@ -3,7 +3,7 @@
 pub(crate) mod attention;
 mod elementwise;
 pub(crate) use elementwise::is_floating;
-pub(crate) mod embedding;
+mod embedding;
 pub(crate) mod join;
 mod loss;
 mod norm;

@@ -39,7 +39,10 @@ fn layer_norm_backward(call: &Call<'_>) -> Vec<Option<Tensor>> {
     let mut beta = call.when(2, vector);
     let [rows, width] = [input.rows()[0], input.rows()[1]];
     // Tall and narrow inputs are summed in two passes: blocks of rows first, then the blocks.
-    if rows > 65_536 && width / 32 < session.hardware.multiprocessors / 2 {
+    if session.profile.two_pass_layer_norm
+        && rows > 65_536
+        && width / 32 < session.hardware.multiprocessors / 2
+    {
         let blocks = rows.div_ceil(32).min((1 << 20) / width.max(1));
         let partial =
             || Tensor::empty(session, "layer_norm_backward.partials", [blocks, width], weight.dtype());
