@@ -1,0 +1,36 @@
+//! Stands in for the CUDA libraries, so that an unmodified PyTorch program runs with no GPU.
+//!
+//! Loaded with `LD_PRELOAD` and found as `libcuda.so.1` and `libnvidia-ml.so.1`. Memory, devices, streams
+//! and handles are real enough for PyTorch's allocator and autograd to do exactly what they do on the
+//! device; kernels do nothing. Every function that is not written by hand is a stub that says success.
+#![allow(non_snake_case, reason = "the names are those of the CUDA libraries")]
+
+mod arena;
+mod blas;
+mod device;
+mod dnn;
+mod driver;
+mod ffi;
+mod graphs;
+mod log;
+mod memory;
+mod nccl;
+mod nvml;
+mod others;
+mod runtime;
+
+/// Defines one exported function a name that answers success (0) and is logged at its first call.
+macro_rules! stubs {
+    ($($name:ident)*) => { $(
+        // SAFETY: the name is the C library's own and is exported once; a call passes arguments in
+        // registers or on the caller's stack, so ignoring them is sound.
+        #[unsafe(no_mangle)]
+        extern "C" fn $name() -> usize {
+            static SEEN: std::sync::Once = std::sync::Once::new();
+            SEEN.call_once(|| log::line("stub", stringify!($name)));
+            0
+        }
+    )* };
+}
+
+include!(concat!(env!("OUT_DIR"), "/stubs.rs"));

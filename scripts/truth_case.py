@@ -1,0 +1,391 @@
+#!/usr/bin/env python3
+"""Runs one case of a list of training cases on the device that is there, real or emulated, and records its memory.
+
+    truth_case.py CASES.jsonl ID [--events FILE.csv[.gz]] [--snapshot FILE.pickle] [-o FILE.json] [--check]
+
+A case is one line of JSON with `model` and `setup` (see `expressible` for what is understood). The answer is the case
+with a `truth` of its own, in bytes: the peaks of requested, allocated and reserved memory, and of each phase its
+maximum and its end. `--events` writes every event of the caching allocator with its step, micro-batch and phase.
+`--check` compares with the `truth` the case brings and leaves with 1 when a number differs.
+"""
+
+import argparse
+import csv
+import gc
+import gzip
+import json
+import os
+import sys
+from collections import Counter
+
+MEASURES = ("allocated", "requested", "reserved")
+STATISTICS = {"allocated": "allocated_bytes", "requested": "requested_bytes", "reserved": "reserved_bytes"}
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("cases")
+    options.add_argument("id")
+    options.add_argument("--events")
+    options.add_argument("--snapshot")
+    options.add_argument("-o", "--output")
+    options.add_argument("--check", action="store_true")
+    options.add_argument("--all-entries", type=int, default=10_000_000, help=argparse.SUPPRESS)
+    options = options.parse_args()
+    case = find_case(options.cases, options.id)
+    # The device and the allocator read these once, before the first allocation.
+    os.environ["VRAMLEDGER_GPU_CAPACITY"] = str(case["setup"]["capacity_bytes"])
+    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = case["setup"]["alloc_conf"]
+    record = bool(options.events or options.snapshot)
+    run = Run(case, record)
+    run.go()
+    if options.events:
+        write_events(options.events, run.snapshot)
+    if options.snapshot:
+        import pickle
+
+        with open(options.snapshot, "wb") as file:
+            pickle.dump(run.snapshot, file)
+    found = {"id": case["id"], "model": case["model"], "setup": case["setup"], "truth": run.truth()}
+    text = json.dumps(found)
+    if options.output:
+        with open(options.output, "w") as file:
+            file.write(text + "\n")
+    elif not options.check:
+        print(text)
+    code = 0
+    if options.check:
+        differences = list(compare(case["truth"], found["truth"]))
+        print(case["id"], "differs: " + "; ".join(differences[:6]) if differences else "equal", flush=True)
+        code = 1 if differences else 0
+    # A thread of autograd may still want the interpreter: leave without tearing it down.
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def find_case(path, wanted):
+    with open(path) as lines:
+        for line in lines:
+            case = json.loads(line)
+            if case["id"] == wanted:
+                return case
+    sys.exit(f"{path} has no case `{wanted}`")
+
+
+def compare(expected, found):
+    """Yields a sentence for every number of `expected` that `found` does not repeat."""
+    for key in ("peak_requested_bytes", "peak_allocated_bytes", "peak_reserved_bytes"):
+        if expected[key] != found[key]:
+            yield f"{key} {found[key]} instead of {expected[key]}"
+    if bool(expected["oom"]) != bool(found["oom"]):
+        yield f"out of memory: {found['oom'] and found['oom']['message'][:80]}"
+    for want, have in zip(expected["phases"], found["phases"]):
+        for key in sorted(want):
+            if key != "end_requested_by_owner" and key in have and want[key] != have[key]:
+                yield f"step {want['step']} {want['phase']} {key} {have[key]} instead of {want[key]}"
+    if len(expected["phases"]) != len(found["phases"]):
+        yield f"{len(found['phases'])} phases instead of {len(expected['phases'])}"
+
+
+class Run:
+    """One case, from an empty device to the end of its last step."""
+
+    def __init__(self, case, record):
+        self.setup, self.model_spec, self.record = case["setup"], case["model"], record
+        self.phases, self.oom, self.snapshot = [], None, None
+        self.taken, self.trainable = Counter(), None
+
+    def go(self):
+        import torch
+
+        self.torch = torch
+        torch.cuda.init()
+        if self.record:
+            torch.cuda.memory._record_memory_history(max_entries=10_000_000, stacks="python")
+        try:
+            self.train()
+        except torch.OutOfMemoryError as error:
+            self.oom = {"step": self.at[0], "micro_batch": self.at[1], "phase": self.at[2], "message": str(error)}
+            self.leave()
+            self.keep_recording()
+
+    def enter(self, step, micro_batch, phase):
+        self.at = (step, micro_batch, phase)
+        if self.record:
+            self.torch.cuda.memory._set_memory_metadata(f"{step},{'' if micro_batch is None else micro_batch},{phase}")
+        self.torch.cuda.reset_peak_memory_stats()
+
+    def leave(self):
+        statistics = self.torch.cuda.memory_stats()
+        step, micro_batch, phase = self.at
+        entry = {"step": step, "micro_batch": micro_batch, "phase": phase}
+        for when, kind in (("peak", "peak"), ("end", "current")):
+            for measure in MEASURES:
+                entry[f"{when}_{measure}_bytes"] = statistics.get(f"{STATISTICS[measure]}.all.{kind}", 0)
+        entry["end_requested_by_owner"] = None if self.oom else self.owners(entry["end_requested_bytes"])
+        self.phases.append(entry)
+
+    def owners(self, total):
+        if (self.setup["parallel"] or {}).get("kind") == "ddp":
+            return None
+        seen, sums = set(), {}
+
+        def add(owner, tensors):
+            sums.setdefault(owner, 0)
+            for tensor in tensors:
+                tensor = local(tensor)
+                if tensor is None or not tensor.is_cuda or not tensor.numel():
+                    continue
+                storage = tensor.untyped_storage()
+                if storage.data_ptr() not in seen:
+                    seen.add(storage.data_ptr())
+                    sums[owner] += storage.nbytes()
+
+        add("parameter", self.model.parameters())
+        add("buffer", self.model.buffers())
+        add("gradient", (p.grad for p in self.model.parameters() if p.grad is not None))
+        state = self.optimizer.state.values() if getattr(self, "optimizer", None) else ()
+        add("optimizer_state", (v for s in state for v in s.values() if self.torch.is_tensor(v)))
+        return {**sums, "rest": total - sum(sums.values())}
+
+    def train(self):
+        torch, setup = self.torch, self.setup
+        self.enter(0, None, "load")
+        self.model = model = self.load()
+        self.optimizer = optimizer = self.make_optimizer(model)
+        self.leave()
+        lengths = setup.get("seqs") or [setup["seq"]]
+        accumulate = setup["accumulate"]
+        keep, leak = setup.get("keep_outputs"), setup.get("leak") == "loss_with_graph"
+        kept = []
+        for step in range(1, setup["steps"] + 1):
+            length = lengths[(step - 1) % len(lengths)]
+            for micro_batch in range(1, accumulate + 1):
+                self.enter(step, micro_batch, "forward")
+                if self.model_spec["class"] == "mlp":
+                    x = torch.randn(setup["batch"], self.model_spec["config"]["width"], device="cuda", dtype=self.dtype)
+                    with self.surroundings():
+                        out = model(x)
+                        squares = self.model_spec["config"]["loss"] == "mean_square"
+                        loss = out.pow(2).mean() if squares else out.sum()
+                else:
+                    vocabulary = self.model_spec["config"]["vocab_size"]
+                    ids = torch.randint(0, vocabulary, (setup["batch"], length)).to("cuda")
+                    with self.surroundings():
+                        if keep:
+                            out = model(input_ids=ids, labels=ids)
+                            loss = out.loss
+                        else:
+                            loss = model(input_ids=ids, labels=ids).loss
+                if not keep:
+                    out = None
+                self.leave()
+                self.enter(step, micro_batch, "backward")
+                (loss / accumulate if accumulate > 1 else loss).backward(retain_graph=leak)
+                if leak:
+                    kept.append(loss)
+                self.leave()
+            self.enter(step, None, "update")
+            if setup["clip_grad_norm"] is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), setup["clip_grad_norm"])
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=setup["zero_grad"] == "set-to-none")
+            self.leave()
+        self.keep_recording()
+
+    def keep_recording(self):
+        """Takes the snapshot while the names of the training loop are still bound."""
+        if self.record:
+            self.snapshot = self.torch.cuda.memory._snapshot()
+            self.torch.cuda.memory._record_memory_history(enabled=None)
+
+    @property
+    def dtype(self):
+        return getattr(self.torch, {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[self.setup["dtype"]])
+
+    def surroundings(self):
+        """Autocast, the forced attention kernel and the host's integers, as a context for the forward pass."""
+        import contextlib
+
+        import host_integers
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        stack = contextlib.ExitStack()
+        kernels = {
+            "flash": SDPBackend.FLASH_ATTENTION,
+            "efficient": SDPBackend.EFFICIENT_ATTENTION,
+            "math": SDPBackend.MATH,
+            "cudnn": SDPBackend.CUDNN_ATTENTION,
+        }
+        if self.setup["sdpa_kernel"] != "default":
+            stack.enter_context(sdpa_kernel(kernels[self.setup["sdpa_kernel"]]))
+        if self.setup["autocast"]:
+            dtype = {"bf16": self.torch.bfloat16, "fp16": self.torch.float16}[self.setup["autocast"]]
+            stack.enter_context(self.torch.autocast("cuda", dtype=dtype))
+        stack.enter_context(host_integers.HostIntegers())
+        return stack
+
+    def load(self):
+        torch, spec, setup = self.torch, self.model_spec, self.setup
+        with torch.device("meta"):
+            if spec["class"] == "mlp":
+                width = spec["config"]["width"]
+                layers = []
+                for _ in range(spec["config"]["layers"]):
+                    layers += [torch.nn.Linear(width, width, bias=False, dtype=self.dtype), torch.nn.ReLU()]
+                model = torch.nn.Sequential(*layers)
+            else:
+                import transformers
+
+                config = dict(spec["config"])
+                config.pop("torch_dtype", None)
+                config = transformers.AutoConfig.for_model(config.pop("model_type"), **config)
+                model = getattr(transformers, spec["class"])._from_config(
+                    config, dtype=self.dtype, attn_implementation=setup["attention"]
+                )
+        if setup["checkpoint"] == "full":
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if setup["lora"]:
+            import peft
+
+            lora = setup["lora"]
+            with torch.device("meta"):
+                model = peft.get_peft_model(
+                    model,
+                    peft.LoraConfig(
+                        r=lora["r"],
+                        lora_alpha=lora["alpha"],
+                        lora_dropout=lora["dropout"],
+                        target_modules=lora["target_modules"],
+                        task_type="CAUSAL_LM",
+                    ),
+                )
+        model.train()
+        self.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        materialize(model, {})
+        return model
+
+    def make_optimizer(self, model):
+        optim, setup = self.torch.optim, self.setup
+        kind = {
+            "adam": optim.Adam,
+            "adamw": optim.AdamW,
+            "sgd": optim.SGD,
+            "rmsprop": optim.RMSprop,
+            "adagrad": optim.Adagrad,
+            "adafactor": optim.Adafactor,
+        }[setup["optimizer"]]
+        arguments = {"lr": 1e-4}
+        if setup["optimizer_impl"] is not None:
+            arguments["foreach"] = setup["optimizer_impl"] == "foreach"
+        if setup["optimizer_impl"] == "fused":
+            arguments.update(fused=True, foreach=None)
+        if setup["momentum"] is not None:
+            arguments["momentum"] = setup["momentum"]
+        return kind([p for p in model.parameters() if p.requires_grad], **arguments)
+
+    def truth(self):
+        torch = self.torch
+        statistics = torch.cuda.memory_stats()
+        answer = {"provenance": "emulated", "torch": torch.__version__}
+        transformers = sys.modules.get("transformers")
+        answer["transformers"] = transformers.__version__ if transformers else None
+        for measure in ("requested", "allocated", "reserved"):
+            answer[f"peak_{measure}_bytes"] = max(p[f"peak_{measure}_bytes"] for p in self.phases)
+        first = next(p for p in self.phases if p["peak_allocated_bytes"] == answer["peak_allocated_bytes"])
+        for key in ("step", "micro_batch", "phase"):
+            answer[f"peak_{key}"] = first[key]
+        answer["phases"] = self.phases
+        answer["after_load_bytes"] = self.phases[0]["end_allocated_bytes"]
+        answer["trainable_parameters"] = self.trainable
+        answer["num_alloc_retries"] = statistics.get("num_alloc_retries", 0)
+        answer["num_ooms"] = statistics.get("num_ooms", 0)
+        answer["oom"] = self.oom
+        return answer
+
+
+def local(tensor):
+    """The part of a distributed tensor that lies on this rank."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def materialize(module, made):
+    """Puts empty tensors on the device for a model made on `meta`: children first, then parameters, then buffers."""
+    import torch
+
+    def new(tensor):
+        if tensor not in made:
+            made[tensor] = torch.empty_like(tensor, device="cuda")
+        return made[tensor]
+
+    for child in module.children():
+        materialize(child, made)
+    for name, parameter in module._parameters.items():
+        if parameter is not None and parameter.is_meta:
+            if parameter not in made:
+                empty = torch.empty_like(parameter, device="cuda")
+                made[parameter] = torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)
+            module._parameters[name] = made[parameter]
+    for name, buffer in module._buffers.items():
+        if buffer is not None and buffer.is_meta:
+            module._buffers[name] = new(buffer)
+
+
+# Frames that say nothing about what a program does.
+SILENT = (
+    "truth_case.py",
+    "host_integers.py",
+    "torch/nn/modules/module.py",
+    "torch/_ops.py",
+    "torch/_compile.py",
+    "torch/_dynamo/eval_frame.py",
+    "torch/utils/_python_dispatch.py",
+)
+
+
+def site(frames):
+    """The two innermost frames of a stack that say something."""
+    told = [f for f in frames if f["filename"].endswith(".py") and not f["filename"].endswith(SILENT)]
+    return " < ".join(f"{os.path.basename(f['filename'])}:{f['line']}:{f['name']}" for f in told[:2])
+
+
+def write_events(path, snapshot):
+    opener = gzip.open if path.endswith(".gz") else open
+    with opener(path, "wt", newline="") as file:
+        out = csv.writer(file, lineterminator="\n")
+        out.writerow(["event", "action", "object", "bytes", "stream", "step", "micro_batch", "phase", "site"])
+        out.writerows(events(snapshot["device_traces"][0]))
+
+
+def events(trace):
+    """The rows of an event list: objects and segments numbered, phases taken from the thread that marks them."""
+    objects, segments, streams = {}, {}, {}
+    counts = [0, 0]
+    at = ("0", "", "load")
+    number = 0
+    for entry in trace:
+        action = entry["action"]
+        # Autograd's own threads carry no mark: they work in the phase that the program has entered.
+        if entry.get("user_metadata"):
+            at = tuple(entry["user_metadata"].split(","))
+        if action in ("snapshot", "annotate"):
+            continue
+        name = ""
+        if action.startswith("segment"):
+            known, prefix, which = segments, "s", 1
+        else:
+            known, prefix, which = objects, "", 0
+        address = entry.get("addr")
+        if action in ("alloc", "segment_alloc", "segment_map"):
+            known[address] = f"{prefix}{counts[which]}"
+            counts[which] += 1
+        if action != "oom":
+            name = known.get(address, "")
+        stream = streams.setdefault(entry["stream"], len(streams))
+        told = site(entry.get("frames", [])) if action == "alloc" else ""
+        yield [number, action, name, entry["size"], stream, *at, told]
+        number += 1
+
+
+if __name__ == "__main__":
+    main()
