@@ -10,11 +10,12 @@ maximum and its end. `--events` writes every event of the caching allocator with
 """
 
 import argparse
+import contextlib
 import csv
-import gc
 import gzip
 import json
 import os
+import pickle
 import sys
 from collections import Counter
 
@@ -30,7 +31,6 @@ def main():
     options.add_argument("--snapshot")
     options.add_argument("-o", "--output")
     options.add_argument("--check", action="store_true")
-    options.add_argument("--all-entries", type=int, default=10_000_000, help=argparse.SUPPRESS)
     options = options.parse_args()
     case = find_case(options.cases, options.id)
     # The device and the allocator read these once, before the first allocation.
@@ -103,7 +103,8 @@ class Run:
         if self.record:
             torch.cuda.memory._record_memory_history(max_entries=10_000_000, stacks="python")
         try:
-            self.train()
+            with self.attention():
+                self.train()
         except torch.OutOfMemoryError as error:
             self.oom = {"step": self.at[0], "micro_batch": self.at[1], "phase": self.at[2], "message": str(error)}
             self.leave()
@@ -203,26 +204,28 @@ class Run:
     def dtype(self):
         return getattr(self.torch, {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[self.setup["dtype"]])
 
-    def surroundings(self):
-        """Autocast, the forced attention kernel and the host's integers, as a context for the forward pass."""
-        import contextlib
-
-        import host_integers
+    def attention(self):
+        """The forced attention kernel, as a context for the whole run: a checkpoint recomputes in backward."""
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        stack = contextlib.ExitStack()
         kernels = {
             "flash": SDPBackend.FLASH_ATTENTION,
             "efficient": SDPBackend.EFFICIENT_ATTENTION,
             "math": SDPBackend.MATH,
             "cudnn": SDPBackend.CUDNN_ATTENTION,
         }
-        if self.setup["sdpa_kernel"] != "default":
-            stack.enter_context(sdpa_kernel(kernels[self.setup["sdpa_kernel"]]))
+        forced = kernels.get(self.setup["sdpa_kernel"])
+        return sdpa_kernel(forced) if forced else contextlib.nullcontext()
+
+    def surroundings(self):
+        """Autocast and the host's integers, as a context for the forward pass."""
+        from host_integers import HostIntegers
+
+        stack = contextlib.ExitStack()
         if self.setup["autocast"]:
             dtype = {"bf16": self.torch.bfloat16, "fp16": self.torch.float16}[self.setup["autocast"]]
             stack.enter_context(self.torch.autocast("cuda", dtype=dtype))
-        stack.enter_context(host_integers.HostIntegers())
+        stack.enter_context(HostIntegers())
         return stack
 
     def load(self):
@@ -336,7 +339,10 @@ SILENT = (
     "truth_case.py",
     "host_integers.py",
     "torch/nn/modules/module.py",
+    "transformers/modeling_layers.py",
+    "transformers/utils/deprecation.py",
     "torch/_ops.py",
+    "torch/overrides.py",
     "torch/_compile.py",
     "torch/_dynamo/eval_frame.py",
     "torch/utils/_python_dispatch.py",
@@ -345,7 +351,13 @@ SILENT = (
 
 def site(frames):
     """The two innermost frames of a stack that say something."""
-    told = [f for f in frames if f["filename"].endswith(".py") and not f["filename"].endswith(SILENT)]
+    told, called_twice = [], False
+    for frame in frames:
+        file = frame["filename"]
+        if not file.endswith(SILENT) and file.endswith(".py") and not called_twice:
+            told.append(frame)
+        # A function that a mode overrides stands on the stack twice: within, and where it asked the mode.
+        called_twice = file.endswith("torch/overrides.py")
     return " < ".join(f"{os.path.basename(f['filename'])}:{f['line']}:{f['name']}" for f in told[:2])
 
 
@@ -376,7 +388,7 @@ def events(trace):
         else:
             known, prefix, which = objects, "", 0
         address = entry.get("addr")
-        if action in ("alloc", "segment_alloc", "segment_map"):
+        if action in ("alloc", "segment_alloc"):
             known[address] = f"{prefix}{counts[which]}"
             counts[which] += 1
         if action != "oom":

@@ -70,12 +70,6 @@ impl<T: Copy> In<T> {
         // SAFETY: the C interface obliges the caller to pass null or a pointer to a readable T.
         (!self.0.is_null()).then(|| unsafe { self.0.read_unaligned() })
     }
-
-    /// The value at an index of the caller's array.
-    pub fn get_at(self, index: usize) -> Option<T> {
-        // SAFETY: the callers pass arrays and their length; `index` is below that length.
-        (!self.0.is_null()).then(|| unsafe { self.0.add(index).read_unaligned() })
-    }
 }
 
 impl In<c_char> {
