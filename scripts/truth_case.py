@@ -265,8 +265,42 @@ class Run:
                 )
         model.train()
         self.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        parallel = setup["parallel"] or {"kind": None}
+        if parallel["kind"]:
+            # Imported here: it registers the process group whose collectives do nothing.
+            from torch.testing._internal.distributed.fake_pg import FakeStore
+
+            torch.distributed.init_process_group("fake", rank=0, world_size=parallel["world"], store=FakeStore())
+        if parallel["kind"] == "fsdp2":
+            self.shard(model, parallel)
         materialize(model, {})
+        if parallel["kind"] == "ddp":
+            arguments = {"gradient_as_bucket_view": parallel["gradient_as_bucket_view"]}
+            if parallel["bucket_cap_mb"] is not None:
+                arguments["bucket_cap_mb"] = parallel["bucket_cap_mb"]
+            model = torch.nn.parallel.DistributedDataParallel(
+                model, device_ids=[0], init_sync=parallel["init_sync"], **arguments
+            )
         return model
+
+    def shard(self, model, parallel):
+        """FSDP2 with every decoder block and the root as units."""
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        dtypes = {None: None, "bf16": self.torch.bfloat16, "fp16": self.torch.float16, "fp32": self.torch.float32}
+        arguments = {"mesh": init_device_mesh("cuda", (parallel["world"],))}
+        if parallel["mp"]:
+            policy = MixedPrecisionPolicy(
+                param_dtype=dtypes[parallel["mp"]], reduce_dtype=dtypes[parallel["reduce_dtype"]]
+            )
+            arguments["mp_policy"] = policy
+        blocks = model.transformer.h if hasattr(model, "transformer") else model.model.layers
+        for block in blocks:
+            fully_shard(block, reshard_after_forward=parallel["reshard_after_forward"], **arguments)
+        if parallel["root_reshard_after_forward"] is not None:
+            arguments["reshard_after_forward"] = parallel["root_reshard_after_forward"]
+        fully_shard(model, **arguments)
 
     def make_optimizer(self, model):
         optim, setup = self.torch.optim, self.setup
