@@ -1,6 +1,7 @@
 //! The project's own commands, a file each: `cargo xtask NAME`.
 
 mod case;
+mod emulator_symbols;
 mod events;
 mod tape_diff;
 mod test;
@@ -25,6 +26,8 @@ enum Command {
     Truth(truth::Truth),
     /// A planned tape against a recorded event list, event by event
     TapeDiff(tape_diff::TapeDiff),
+    /// The names the emulator must export for a build of PyTorch, from its libraries
+    EmulatorSymbols(emulator_symbols::EmulatorSymbols),
 }
 
 #[allow(clippy::print_stderr, reason = "a command of developers tells why it failed")]
@@ -33,6 +36,7 @@ fn main() -> ExitCode {
         Command::Test => test::run(),
         Command::Truth(args) => truth::run(&args),
         Command::TapeDiff(args) => tape_diff::run(&args),
+        Command::EmulatorSymbols(args) => emulator_symbols::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
