@@ -19,6 +19,9 @@ import pickle
 import sys
 from collections import Counter
 
+# What the recorder of `vramledger emulate` uses for the same purpose.
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../crates/emulator/bootstrap"))
+
 MEASURES = ("allocated", "requested", "reserved")
 STATISTICS = {"allocated": "allocated_bytes", "requested": "requested_bytes", "reserved": "reserved_bytes"}
 
@@ -218,14 +221,15 @@ class Run:
         return sdpa_kernel(forced) if forced else contextlib.nullcontext()
 
     def surroundings(self):
-        """Autocast and the host's integers, as a context for the forward pass."""
-        from host_integers import HostIntegers
+        """Autocast and the host's small values, as a context for the forward pass."""
+        import vramledger_host
 
         stack = contextlib.ExitStack()
         if self.setup["autocast"]:
             dtype = {"bf16": self.torch.bfloat16, "fp16": self.torch.float16}[self.setup["autocast"]]
             stack.enter_context(self.torch.autocast("cuda", dtype=dtype))
-        stack.enter_context(HostIntegers())
+        if vramledger_host.emulated():
+            stack.enter_context(vramledger_host.HostValues())
         return stack
 
     def load(self):
@@ -324,7 +328,10 @@ class Run:
     def truth(self):
         torch = self.torch
         statistics = torch.cuda.memory_stats()
-        answer = {"provenance": "emulated", "torch": torch.__version__}
+        import vramledger_host
+
+        answer = {"provenance": "emulated" if vramledger_host.emulated() else "measured"}
+        answer["torch"] = torch.__version__
         transformers = sys.modules.get("transformers")
         answer["transformers"] = transformers.__version__ if transformers else None
         for measure in ("requested", "allocated", "reserved"):
@@ -371,7 +378,7 @@ def materialize(module, made):
 # Frames that say nothing about what a program does.
 SILENT = (
     "truth_case.py",
-    "host_integers.py",
+    "vramledger_host.py",
     "torch/nn/modules/module.py",
     "transformers/modeling_layers.py",
     "transformers/utils/deprecation.py",

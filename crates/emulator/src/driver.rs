@@ -7,7 +7,7 @@ use crate::ffi::{
     Handle, INVALID_VALUE, In, OUT_OF_MEMORY, Out, SUCCESS, create, function_named, new_handle,
 };
 use crate::memory::{self, PAGE, Place};
-use crate::{log, runtime};
+use crate::{graphs, log, runtime};
 
 /// `CUDA_ERROR_NOT_FOUND`.
 const NOT_FOUND: c_int = 500;
@@ -351,6 +351,7 @@ extern "C" fn cuMemGetAllocationPropertiesFromHandle(out: Out<AllocationProperti
 // Modules, kernels, streams and events.
 
 create! {
+    fn cuGraphCreate;
     fn cuModuleLoad;
     fn cuModuleLoadData;
     fn cuModuleLoadDataEx;
@@ -365,6 +366,25 @@ create! {
     fn cuGreenCtxCreate;
     fn cuCtxFromGreenCtx;
     fn cuGreenCtxStreamCreate;
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamIsCapturing(stream: Handle, status: Out<c_int>) -> c_int {
+    status.set(c_int::from(graphs::capture_of(stream).is_some()));
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuGraphInstantiateWithFlags(out: Out<Handle>) -> c_int {
+    out.set(new_handle());
+    SUCCESS
+}
+
+/// Stack, heap and the like: what a device of this kind has by default.
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxGetLimit(bytes: Out<usize>, _limit: c_int) -> c_int {
+    bytes.set(1024);
+    SUCCESS
 }
 
 #[unsafe(no_mangle)]

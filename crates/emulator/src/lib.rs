@@ -33,4 +33,11 @@ macro_rules! stubs {
     )* };
 }
 
+/// Tells a program, the recorder for one, that the device is emulated and its memory is the process's own.
+// SAFETY: the name is this library's own and is exported once.
+#[unsafe(no_mangle)]
+extern "C" fn vramledger_emulator() -> std::ffi::c_int {
+    1
+}
+
 include!(concat!(env!("OUT_DIR"), "/stubs.rs"));
