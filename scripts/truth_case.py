@@ -271,10 +271,11 @@ class Run:
         self.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
         parallel = setup["parallel"] or {"kind": None}
         if parallel["kind"]:
-            # Imported here: it registers the process group whose collectives do nothing.
-            from torch.testing._internal.distributed.fake_pg import FakeStore
+            import vramledger_ranks
 
-            torch.distributed.init_process_group("fake", rank=0, world_size=parallel["world"], store=FakeStore())
+            # DDP wants results of its collectives, which the process group that does nothing has not.
+            backend = "nccl" if parallel["kind"] == "ddp" else "fake"
+            vramledger_ranks.start(backend, 0, parallel["world"])
         if parallel["kind"] == "fsdp2":
             self.shard(model, parallel)
         materialize(model, {})

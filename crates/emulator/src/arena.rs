@@ -20,11 +20,8 @@ impl Arena {
     /// Takes the first range of `length` that fits, lowest first (highest first when `down`).
     pub fn take(&mut self, length: usize) -> Option<usize> {
         let fits = |(&start, &room): (&usize, &usize)| (room >= length).then_some((start, room));
-        let (start, room) = if self.down {
-            self.free.iter().rev().find_map(fits)
-        } else {
-            self.free.iter().find_map(fits)
-        }?;
+        let (start, room) =
+            if self.down { self.free.iter().rev().find_map(fits) } else { self.free.iter().find_map(fits) }?;
         self.free.remove(&start);
         let at = if self.down { start + room - length } else { start };
         if room > length {

@@ -1,6 +1,6 @@
 //! cuBLAS and cuBLASLt: handles, and one algorithm for every product.
 
-use std::ffi::{c_int};
+use std::ffi::c_int;
 
 use crate::ffi::{Handle, Out, SUCCESS, create, text};
 

@@ -70,8 +70,8 @@ impl Device {
     /// The answer to an attribute query, by the number that `cudaDeviceAttr` and `CUdevice_attribute` share.
     pub fn attribute(&self, attribute: c_int, index: c_int) -> c_int {
         match attribute {
-            1 | 2 | 3 => [1024, 1024, 1024][attribute as usize - 1],
-            4 => 1024,
+            1..=3 => 1024,
+            4 => 64,
             5 => c_int::MAX,
             6 | 7 => 65_535,
             8 => 49_152,

@@ -1,5 +1,6 @@
-//! NCCL: communicators of the asked size whose collectives do nothing.
+//! NCCL: communicators of the asked size, in which every rank has what this one has.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::sync::{Mutex, MutexGuard, OnceLock};
@@ -152,4 +153,103 @@ extern "C" fn ncclMemAlloc(out: Out<Handle>, bytes: usize) -> c_int {
 #[unsafe(no_mangle)]
 extern "C" fn ncclMemFree(at: Handle) -> c_int {
     if memory::free(at) { SUCCESS } else { INVALID_VALUE + 3 }
+}
+
+/// Bytes of an element of `ncclDataType_t`.
+fn element(kind: c_int) -> usize {
+    match kind {
+        0 | 1 | 10 | 11 => 1,
+        6 | 9 => 2,
+        2 | 3 | 7 => 4,
+        _ => 8,
+    }
+}
+
+/// Gives the receiver what the sender has, if the two are not the same place.
+fn pass(from: Handle, to: Handle, bytes: usize) -> c_int {
+    if from != to {
+        memory::copy(to, from, bytes);
+    }
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclAllReduce(from: Handle, to: Handle, count: usize, kind: c_int) -> c_int {
+    pass(from, to, count * element(kind))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclReduce(from: Handle, to: Handle, count: usize, kind: c_int) -> c_int {
+    pass(from, to, count * element(kind))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclBroadcast(
+    from: Handle,
+    to: Handle,
+    count: usize,
+    kind: c_int,
+    root: c_int,
+    communicator: Handle,
+) -> c_int {
+    let bytes = count * element(kind);
+    let is_own = communicators().get(&communicator).is_some_and(|known| known.rank == root);
+    GROUP.with_borrow_mut(|group| {
+        if let Some(broadcasts) = group {
+            broadcasts.push(Broadcast { to, bytes, is_own });
+        }
+    });
+    pass(from, to, bytes)
+}
+
+/// A broadcast inside a group.
+struct Broadcast {
+    to: Handle,
+    bytes: usize,
+    is_own: bool,
+}
+
+thread_local! {
+    static GROUP: RefCell<Option<Vec<Broadcast>>> = const { RefCell::new(None) };
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclGroupStart() -> c_int {
+    GROUP.with_borrow_mut(|group| {
+        group.get_or_insert_default();
+    });
+    SUCCESS
+}
+
+/// PyTorch gathers into a list by one broadcast from each rank: the absent ranks send what this one does.
+#[unsafe(no_mangle)]
+extern "C" fn ncclGroupEnd() -> c_int {
+    let broadcasts = GROUP.take().unwrap_or_default();
+    if let Some(own) = broadcasts.iter().find(|broadcast| broadcast.is_own) {
+        for other in broadcasts.iter().filter(|other| other.bytes == own.bytes) {
+            pass(own.to, other.to, own.bytes);
+        }
+    }
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclReduceScatter(from: Handle, to: Handle, count: usize, kind: c_int) -> c_int {
+    pass(from, to, count * element(kind))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclAllGather(
+    from: Handle,
+    to: Handle,
+    count: usize,
+    kind: c_int,
+    communicator: Handle,
+) -> c_int {
+    let bytes = count * element(kind);
+    let known = communicators().get(&communicator).copied();
+    for rank in 0..known.map_or(1, |known| known.ranks as usize) {
+        pass(from, to + rank * bytes, bytes);
+    }
+    SUCCESS
 }

@@ -108,11 +108,7 @@ extern "C" fn nvmlDeviceGetMemoryInfo(handle: Handle, out: Out<Memory>) -> c_int
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetCudaComputeCapability(
-    _: Handle,
-    major: Out<c_int>,
-    minor: Out<c_int>,
-) -> c_int {
+extern "C" fn nvmlDeviceGetCudaComputeCapability(_: Handle, major: Out<c_int>, minor: Out<c_int>) -> c_int {
     major.set(device().major);
     minor.set(device().minor);
     SUCCESS

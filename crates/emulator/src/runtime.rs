@@ -4,9 +4,7 @@ use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use crate::device::{Device, device};
-use crate::ffi::{
-    Handle, INVALID_VALUE, In, OUT_OF_MEMORY, Out, SUCCESS, create, new_handle,
-};
+use crate::ffi::{Handle, INVALID_VALUE, In, OUT_OF_MEMORY, Out, SUCCESS, create, new_handle};
 use crate::memory::{self, Place};
 use crate::{driver, graphs};
 
