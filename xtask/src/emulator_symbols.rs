@@ -91,7 +91,9 @@ mod tests {
 
     #[test]
     fn names_of_the_cuda_libraries_are_wanted_and_others_are_not() {
-        for name in ["cudaMalloc", "cuMemMap", "cublasLtMatmul", "__cudaRegisterVar", "ncclSend", "nvshmemx_init"] {
+        for name in
+            ["cudaMalloc", "cuMemMap", "cublasLtMatmul", "__cudaRegisterVar", "ncclSend", "nvshmemx_init"]
+        {
             assert!(is_wanted(name), "{name}");
         }
         for name in ["cudnnGetVersion", "_ZN2at4cuda", "custom", "cusp", "nvrtcVersion", "curl_easy_init"] {
