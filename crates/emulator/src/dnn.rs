@@ -5,9 +5,9 @@
 //! so a plan asks for nothing; workspaces that cuDNN's front end adds by itself (the attention backward's fp32
 //! accumulator and row sums) are PyTorch's own and appear as on a device.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 
-use crate::ffi::{Handle, Out, SUCCESS, create, text};
+use crate::ffi::{Handle, Out, SUCCESS, create, no_bytes, text};
 
 create! {
     fn cudnnCreate;
@@ -80,39 +80,15 @@ extern "C" fn cudnnBackendGetAttribute(
     SUCCESS
 }
 
-/// Functions that ask for a size: their answer is 0, written where the C declaration has the result.
-macro_rules! no_bytes {
-    ($(fn $name:ident($($before:ident),*);)*) => { $(
-        #[unsafe(no_mangle)]
-        extern "C" fn $name($($before: *const c_void,)* bytes: Out<usize>) -> c_int {
-            $(let _ = $before;)*
-            bytes.set(0);
-            SUCCESS
-        }
-    )* };
-}
-
 no_bytes! {
-    fn cudnnDropoutGetStatesSize(handle);
-    fn cudnnGetRNNWeightSpaceSize(handle, rnn);
-    fn cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(handle, mode, operation, x, z, y, parameters, activation);
-    fn cudnnGetBatchNormalizationBackwardExWorkspaceSize(handle, mode, operation, x, y, dy, dz, dx, parameters, activation);
-    fn cudnnGetBatchNormalizationTrainingExReserveSpaceSize(handle, mode, operation, activation, x);
-    fn cudnnGetConvolutionForwardWorkspaceSize(handle, x, w, convolution, y, algorithm);
-    fn cudnnGetConvolutionBackwardDataWorkspaceSize(handle, w, dy, convolution, dx, algorithm);
-    fn cudnnGetConvolutionBackwardFilterWorkspaceSize(handle, x, dy, convolution, dw, algorithm);
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cudnnGetRNNTempSpaceSizes(
-    _handle: Handle,
-    _rnn: Handle,
-    _mode: c_int,
-    _data: Handle,
-    workspace: Out<usize>,
-    reserve: Out<usize>,
-) -> c_int {
-    workspace.set(0);
-    reserve.set(0);
-    SUCCESS
+    fn cudnnDropoutGetStatesSize(_) -> usize;
+    fn cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(_ _ _ _ _ _ _ _) -> usize;
+    fn cudnnGetBatchNormalizationBackwardExWorkspaceSize(_ _ _ _ _ _ _ _ _ _) -> usize;
+    fn cudnnGetBatchNormalizationTrainingExReserveSpaceSize(_ _ _ _ _) -> usize;
+    fn cudnnGetConvolutionForwardWorkspaceSize(_ _ _ _ _ _) -> usize;
+    fn cudnnGetConvolutionBackwardDataWorkspaceSize(_ _ _ _ _ _) -> usize;
+    fn cudnnGetConvolutionBackwardFilterWorkspaceSize(_ _ _ _ _ _) -> usize;
+    fn cudnnGetCTCLossWorkspaceSize(_ _ _ _ _ _ _ _) -> usize;
+    fn cudnnGetCTCLossWorkspaceSize_v8(_ _ _ _ _) -> usize;
+    fn cudnnGetRNNTempSpaceSizes(_ _ _ _) -> usize, usize;
 }

@@ -120,3 +120,24 @@ macro_rules! text {
     )* };
 }
 pub(crate) use text;
+
+/// Defines functions that ask for the size of a workspace and answer 0: `_` for each argument before the answer.
+///
+/// What the real libraries would ask for is not public. Every argument here is an integer or a pointer, which
+/// the x86-64 calling convention passes in slots of one size. Two answers are for the device and for the host.
+macro_rules! no_bytes {
+    ($(fn $name:ident($($before:tt)*) -> $kind:ty $(, $host:ty)?;)*) => { $(
+        // SAFETY: the name is the C library's own and is exported once.
+        #[unsafe(no_mangle)]
+        extern "C" fn $name(
+            $($before: usize,)*
+            bytes: $crate::ffi::Out<$kind>,
+            $(host: $crate::ffi::Out<$host>,)?
+        ) -> std::ffi::c_int {
+            bytes.set(0);
+            $(host.set(0 as $host);)?
+            $crate::ffi::SUCCESS
+        }
+    )* };
+}
+pub(crate) use no_bytes;

@@ -17,6 +17,7 @@ mod memory;
 mod nccl;
 mod nvml;
 mod others;
+mod rnn;
 mod runtime;
 
 /// Defines one exported function a name that answers success (0) and is logged at its first call.
