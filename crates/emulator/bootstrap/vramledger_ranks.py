@@ -1,4 +1,10 @@
-"""One rank of a job in one process: the others are absent, and whatever is asked of them is answered here."""
+"""One rank of a job in one process: the others are absent, and whatever is asked of them is answered here.
+
+The launcher's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and the like) say which rank it is.
+"""
+
+import functools
+import os
 
 import torch.distributed as dist
 
@@ -50,3 +56,18 @@ def start(backend, rank, world):
         dist.init_process_group("fake", rank=rank, world_size=world, store=fake.FakeStore())
     else:
         dist.init_process_group(backend, rank=rank, world_size=world, store=AbsentRanks(world))
+
+
+def stand_in():
+    """Lets a script's own `init_process_group` find everybody present, whichever way it looks for them."""
+    module = dist.distributed_c10d
+    original = module.init_process_group
+
+    @functools.wraps(original)
+    def init_process_group(backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, store=None, **rest):
+        world = world_size if world_size > 0 else int(os.environ["WORLD_SIZE"])
+        rank = rank if rank >= 0 else int(os.environ["RANK"])
+        store = AbsentRanks(world)
+        return original(backend, timeout=timeout, world_size=world, rank=rank, store=store, **rest)
+
+    module.init_process_group = dist.init_process_group = init_process_group

@@ -14,6 +14,8 @@ A mark: {"mark", "step", "micro_batch", "phase", "allocated_bytes", "requested_b
 follow each other are one phase; the phase `end` is what comes after the last step and belongs to none. Labels: {"mark", "category", "objects": [[address, name], ...]} name the blocks that
 live at those addresses when that mark is set; the last label of a block is right.
 
+With VRAMLEDGER_ONE_RANK the process is one rank of a job whose other ranks are absent (see `vramledger_ranks`).
+
 VRAMLEDGER_STEPS (default 3, or `all`) optimizer steps are run; then the program sees SystemExit(0) where it would begin
 the next one.
 """
@@ -43,6 +45,10 @@ def start(torch):
     recorder = Recorder(torch, os.environ["VRAMLEDGER_RECORD"], os.environ.get("VRAMLEDGER_STEPS", "3"))
     # Functions are wrapped before the script can import them by name; until `begin` the wrappers do nothing.
     recorder.wrap()
+    if os.environ.get("VRAMLEDGER_ONE_RANK"):
+        import vramledger_ranks
+
+        vramledger_ranks.stand_in()
     torch.cuda._lazy_call(recorder.begin)
     return recorder.leave_process
 

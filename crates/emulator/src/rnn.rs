@@ -187,7 +187,8 @@ extern "C" fn cudnnGetTensorNdDescriptor(
     // A weight that is not there has no dimensions.
     dimensions.set(if weight.is_some() { 3 } else { 0 });
     if let Some(Weight { rows, columns, .. }) = weight {
-        for (index, (size, stride)) in [(1, rows * columns), (rows, columns), (columns, 1)].into_iter().enumerate()
+        for (index, (size, stride)) in
+            [(1, rows * columns), (rows, columns), (columns, 1)].into_iter().enumerate()
         {
             sizes.set_at(index, size as c_int);
             strides.set_at(index, stride as c_int);
@@ -220,7 +221,7 @@ mod tests {
     #[test]
     fn the_buffer_holds_what_pytorch_counts_as_parameters() {
         // Two layers, two directions: four gates of input and recurrent weights and two biases each.
-        let layer = |input| 4 * (128 * input + 128 * 128 + 2 * 128);
+        let layer = |input: usize| 4 * (128 * input + 128 * 128 + 2 * 128);
         assert_eq!(LSTM.elements(), 2 * layer(64) + 2 * layer(256));
     }
 
