@@ -68,12 +68,12 @@ class HostValues(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        result = function(*args, **kwargs)
-        if torch.compiler.is_compiling() or not self.active:
-            return result
         name = getattr(function, "__name__", "")
-        if name == "__get__":
-            return result
+        if name == "__get__" or torch.compiler.is_compiling() or not self.active:
+            return function(*args, **kwargs)
+        if name == "__getitem__":
+            args = (args[0], with_places(args[1]))
+        result = function(*args, **kwargs)
         target = args[0] if name == "__setitem__" else result
         targets = target if isinstance(target, (tuple, list)) else (target,)
         for tensor in targets:
@@ -81,11 +81,11 @@ class HostValues(TorchFunctionMode):
                 return result
         if targets and not any(part in name for part in LEFT_ALONE):
             with torch.no_grad():
-                self.compute(function, args, kwargs, targets)
+                return self.compute(function, args, kwargs, result, targets)
         return result
 
     @staticmethod
-    def compute(function, args, kwargs, targets):
+    def compute(function, args, kwargs, result, targets):
         """Computes on the host what the device's kernel did not, into the memory of the results."""
         try:
             host_args = [on_host(value) for value in args]
@@ -96,13 +96,44 @@ class HostValues(TorchFunctionMode):
         except (NotSmall, NotImplementedError, RuntimeError, TypeError):
             # A function of large tensors, or one that the host does not have.
             zero(args, kwargs, targets)
-            return
+            return result
         values = computed if isinstance(computed, (tuple, list)) else (computed,)
+        if any(not isinstance(v, torch.Tensor) or v.shape != t.shape for v, t in zip(values, targets)):
+            return resized(result, values)
         for device, value in zip(targets, values):
-            if isinstance(value, torch.Tensor) and value.shape == device.shape:
-                view = host_view(device)
-                if view.data_ptr() != value.data_ptr():
-                    view.copy_(value)
+            view = host_view(device)
+            if view.data_ptr() != value.data_ptr():
+                view.copy_(value)
+        return result
+
+
+def on_device(value, device):
+    """A host's result as a tensor of the device."""
+    made = torch.empty(value.shape, dtype=value.dtype, device=device)
+    host_view(made).copy_(value)
+    return made
+
+
+def resized(result, values):
+    """Results whose size depends on values, of `nonzero` for one: the device, which saw nothing, has made them empty."""
+    if isinstance(result, torch.Tensor) and isinstance(values[0], torch.Tensor):
+        return on_device(values[0], result.device)
+    if type(result) is tuple and all(isinstance(t, torch.Tensor) for t in (*result, *values)):
+        return tuple(on_device(value, old.device) for old, value in zip(result, values))
+    return result
+
+
+def with_places(index):
+    """An index with the places of a boolean mask's ones instead of the mask, which the device would find empty."""
+    parts = []
+    for part in index if isinstance(index, tuple) else (index,):
+        is_mask = isinstance(part, torch.Tensor) and part.is_cuda and part.dtype is torch.bool and part.dim()
+        if is_mask and is_small(part):
+            places = on_device(host_view(part).nonzero(), part.device)
+            parts.extend(places.unbind(1))
+        else:
+            parts.append(part)
+    return tuple(parts) if isinstance(index, tuple) or len(parts) > 1 or parts[0] is not index else index
 
 
 def zero(args, kwargs, targets):
