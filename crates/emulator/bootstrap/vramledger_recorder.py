@@ -20,12 +20,14 @@ VRAMLEDGER_STEPS (default 3, or `all`) optimizer steps are run; then the program
 the next one.
 """
 
+import bisect
 import functools
 import json
 import os
 import pickle
 import sys
 import threading
+import time
 import weakref
 
 ENTRIES = 10_000_000
@@ -73,6 +75,9 @@ class Recorder:
         self.labelled = {}
         self.local = threading.local()
         self.host = None
+        # The allocator of torch 2.6 takes no notes (that of 2.11 does): there the clock tells what belongs where.
+        self.set_metadata = getattr(torch._C, "_cuda_setMemoryMetadata", None)
+        self.places = []
 
     # The beginning.
 
@@ -180,7 +185,11 @@ class Recorder:
     def tell(self):
         """Gives this thread's allocations the mark and the module at work."""
         stack = getattr(self.local, "modules", None)
-        self.torch._C._cuda_setMemoryMetadata(f"{len(self.marks) - 1}:{stack[-1] if stack else ''}")
+        place = f"{len(self.marks) - 1}:{stack[-1] if stack else ''}"
+        if self.set_metadata:
+            self.set_metadata(place)
+        elif threading.current_thread() is threading.main_thread():
+            self.places.append((time.time_ns() // 1000, place))
 
     def before_module(self, module, arguments):
         if self.torch.compiler.is_compiling():
@@ -338,7 +347,18 @@ class Recorder:
             "final": {key: value for key, value in statistics.items() if ".all." in key or key.startswith("num_")},
         }
         self.replace("run.json", lambda file: file.write(json.dumps(run).encode()))
-        self.replace("snapshot.pickle", lambda file: pickle.dump(memory._snapshot(), file, protocol=4))
+        snapshot = memory._snapshot()
+        if not self.set_metadata:
+            self.note_places(snapshot)
+        self.replace("snapshot.pickle", lambda file: pickle.dump(snapshot, file, protocol=4))
+
+    def note_places(self, snapshot):
+        """Adds by the clock what the allocator of an older PyTorch could not note itself."""
+        times = [at for at, _ in self.places]
+        for trace in snapshot["device_traces"]:
+            for entry in trace:
+                index = bisect.bisect_right(times, entry["time_us"]) - 1
+                entry["user_metadata"] = self.places[max(index, 0)][1]
 
     def replace(self, name, fill):
         path = os.path.join(self.folder, name)
