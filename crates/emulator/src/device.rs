@@ -118,7 +118,7 @@ pub fn device() -> &'static Device {
         let (major, minor) = capability.split_once('.').unwrap_or((&capability, "0"));
         let (major, minor) = (major.parse().unwrap_or(9), minor.parse().unwrap_or(0));
         Device {
-            count: number("VRAMLEDGER_GPU_COUNT", 1) as c_int,
+            count: number("VRAMLEDGER_GPU_COUNT", 1).min(visible()) as c_int,
             name: text("VRAMLEDGER_GPU_NAME").unwrap_or_else(|| "NVIDIA H100 80GB HBM3".to_owned()),
             major,
             minor,
@@ -128,6 +128,13 @@ pub fn device() -> &'static Device {
             addresses_down: text("VRAMLEDGER_GPU_ADDRESSES").is_some_and(|order| order == "down"),
             limits: Limits::of(major, minor),
         }
+    })
+}
+
+/// How many devices `CUDA_VISIBLE_DEVICES` lets the process see.
+fn visible() -> usize {
+    env::var("CUDA_VISIBLE_DEVICES").map_or(usize::MAX, |list| {
+        list.split(',').take_while(|entry| !entry.trim().is_empty() && entry.trim() != "-1").count()
     })
 }
 
