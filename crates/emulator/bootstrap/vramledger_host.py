@@ -115,7 +115,7 @@ def on_device(value, device):
 
 
 def resized(result, values):
-    """Results whose size depends on values, of `nonzero` for one: the device, which saw nothing, has made them empty."""
+    """Results whose size depends on values, of `nonzero` for one: the device saw none and has made them empty."""
     if isinstance(result, torch.Tensor) and isinstance(values[0], torch.Tensor):
         return on_device(values[0], result.device)
     if type(result) is tuple and all(isinstance(t, torch.Tensor) for t in (*result, *values)):

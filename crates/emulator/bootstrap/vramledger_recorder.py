@@ -1,4 +1,4 @@
-"""Records the memory of a training program from outside: phases, owners, steps and the end, without touching the script.
+"""Records the memory of a training program from outside: phases, owners, steps and the end, its script untouched.
 
 Into the folder VRAMLEDGER_RECORD go, when the program ends in whatever way,
 
@@ -11,8 +11,9 @@ Into the folder VRAMLEDGER_RECORD go, when the program ends in whatever way,
 
 A mark: {"mark", "step", "micro_batch", "phase", "allocated_bytes", "requested_bytes", "reserved_bytes",
 "active_bytes"}, the bytes as PyTorch counts them when the mark is set. Marks of one step, micro_batch and phase that
-follow each other are one phase; the phase `end` is what comes after the last step and belongs to none. Labels: {"mark", "category", "objects": [[address, name], ...]} name the blocks that
-live at those addresses when that mark is set; the last label of a block is right.
+follow each other are one phase; the phase `end` is what comes after the last step and belongs to none.
+Labels: {"mark", "category", "objects": [[address, name], ...]} name the blocks that live at those addresses when that
+mark is set; the last label of a block is right.
 
 With VRAMLEDGER_ONE_RANK the process is one rank of a job whose other ranks are absent (see `vramledger_ranks`).
 
@@ -84,7 +85,7 @@ class Recorder:
     def begin(self):
         """Runs when CUDA starts: in the first process that does so, everything is hooked up."""
         try:
-            owner = os.open(os.path.join(self.folder, "owner"), os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+            owner = os.open(os.path.join(self.folder, "owner"), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
         except FileExistsError:
             return
         os.write(owner, str(os.getpid()).encode())
