@@ -1,5 +1,6 @@
 //! The project's own commands, a file each: `cargo xtask NAME`.
 
+mod bench;
 mod case;
 mod emulator_symbols;
 mod events;
@@ -24,6 +25,8 @@ enum Command {
     Test,
     /// Planned ledgers against recorded training steps; writes docs/accuracy.md
     Truth(truth::Truth),
+    /// Time and memory, held against their goals; writes docs/benchmarks.md
+    Bench(bench::Bench),
     /// A planned tape against a recorded event list, event by event
     TapeDiff(tape_diff::TapeDiff),
     /// The names the emulator must export for a build of PyTorch, from its libraries
@@ -35,6 +38,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Test => test::run(),
         Command::Truth(args) => truth::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::TapeDiff(args) => tape_diff::run(&args),
         Command::EmulatorSymbols(args) => emulator_symbols::run(&args),
     };

@@ -83,7 +83,7 @@ fn any_object(tape: &mut Tape) -> Object {
 }
 
 fn replay(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("replay");
+    let mut group = criterion.benchmark_group("allocator");
     group.sample_size(10);
     for (name, tape) in [("training", training()), ("fragmented", fragmented())] {
         group.throughput(Throughput::Elements(tape.len() as u64));
