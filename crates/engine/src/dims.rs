@@ -6,7 +6,7 @@ use std::ops::Deref;
 const MAX_DIMS: usize = 6;
 
 /// Extents or strides of a tensor, in elements, outermost dimension first.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Dims {
     len: u8,
     values: [u64; MAX_DIMS],
@@ -59,6 +59,9 @@ impl Dims {
 
     /// Whether `strides` covers a stretch of memory without gaps or overlap.
     pub fn is_dense(&self, strides: &Self) -> bool {
+        if self.is_contiguous(strides) {
+            return true;
+        }
         let mut order: Vec<usize> = (0..self.len()).filter(|dim| self[*dim] != 1).collect();
         order.sort_by_key(|dim| strides[*dim]);
         let mut expected = 1;

@@ -9,6 +9,7 @@ use std::rc::Rc;
 
 use ledger::{Category, Dtype};
 use rustc_hash::FxHashMap;
+use smallvec::{SmallVec, smallvec};
 
 use crate::checkpoint::Saved;
 use crate::dims::Dims;
@@ -27,6 +28,9 @@ pub(crate) struct Edge {
     pub(crate) input: usize,
 }
 
+/// Where the gradients of a node's inputs go.
+type Next = SmallVec<[Option<Edge>; 3]>;
+
 enum Function {
     /// An operator's backward.
     Operator(Backward),
@@ -34,20 +38,20 @@ enum Function {
     Accumulate(Tensor),
 }
 
-/// One backward function.
+/// One backward function. Its lists are short: one allocation holds them all.
 pub(crate) struct Node {
     sequence: u64,
     scope: Option<Scope>,
     function: RefCell<Option<Function>>,
-    next: RefCell<Vec<Option<Edge>>>,
-    saved: RefCell<Vec<Saved>>,
-    outputs: RefCell<Vec<(Dims, Dtype)>>,
+    next: RefCell<Next>,
+    saved: RefCell<SmallVec<[Saved; 2]>>,
+    outputs: RefCell<SmallVec<[(Dims, Dtype); 1]>>,
     dependencies: Cell<u32>,
 }
 
 impl Node {
     pub(crate) fn accumulate(leaf: Tensor) -> Self {
-        let outputs = vec![(leaf.shape(), leaf.dtype())];
+        let outputs = smallvec![(leaf.shape(), leaf.dtype())];
         Self {
             sequence: u64::MAX,
             scope: None,
@@ -67,7 +71,7 @@ impl Drop for Node {
         while let Some(edge) = pending.pop() {
             if let Some(mut node) = edge.and_then(|edge| Rc::into_inner(edge.node)) {
                 drop(std::mem::take(node.saved.get_mut()));
-                pending.append(node.next.get_mut());
+                pending.extend(node.next.get_mut().drain(..));
             }
         }
     }
@@ -76,7 +80,6 @@ impl Drop for Node {
 /// An operator being recorded: made before it computes, finished with its results.
 pub(crate) struct Op {
     node: Option<Rc<Node>>,
-    needs: Vec<bool>,
     session: Rc<Session>,
 }
 
@@ -86,10 +89,9 @@ impl Op {
         let session = Rc::clone(session);
         let any = session.grad_enabled() && inputs.iter().any(|input| input.requires_grad());
         if !any {
-            return Self { node: None, needs: vec![false; inputs.len()], session };
+            return Self { node: None, session };
         }
-        let next: Vec<Option<Edge>> = inputs.iter().map(|input| input.gradient_edge()).collect();
-        let needs = next.iter().map(Option::is_some).collect();
+        let next: Next = inputs.iter().map(|input| input.gradient_edge()).collect();
         let node = Node {
             sequence: session.next_sequence(),
             scope: Some(session.scope()),
@@ -99,12 +101,12 @@ impl Op {
             outputs: RefCell::default(),
             dependencies: Cell::new(0),
         };
-        Self { node: Some(Rc::new(node)), needs, session }
+        Self { node: Some(Rc::new(node)), session }
     }
 
     /// Whether input `index` wants a gradient.
     pub(crate) fn needs(&self, index: usize) -> bool {
-        self.needs[index]
+        self.node.as_ref().is_some_and(|node| node.next.borrow()[index].is_some())
     }
 
     /// Keeps `tensor` for backward. Saved values are unpacked and let go in the order of these calls.
@@ -195,13 +197,13 @@ pub fn backward(loss: &Tensor) {
 }
 
 /// Gradients that wait for a node.
-type InputBuffer = Grads;
+type InputBuffer = SmallVec<[Option<Tensor>; 1]>;
 
 fn run(root: Edge, seed: Tensor) {
     count_dependencies(&root.node);
     let mut waiting: FxHashMap<*const Node, InputBuffer> = FxHashMap::default();
     let mut ready = ReadyQueue::default();
-    let mut buffer = vec![None; root.node.outputs.borrow().len()];
+    let mut buffer = empty_buffer(&root.node);
     buffer[root.input] = Some(seed);
     ready.push(root.node, buffer);
     while let Some((node, buffer)) = ready.pop() {
@@ -211,7 +213,7 @@ fn run(root: Edge, seed: Tensor) {
         for (output, edge) in outputs.into_iter().zip(next.iter()) {
             let Some(edge) = edge else { continue };
             let key = Rc::as_ptr(&edge.node);
-            let buffer = waiting.entry(key).or_insert_with(|| vec![None; edge.node.outputs.borrow().len()]);
+            let buffer = waiting.entry(key).or_insert_with(|| empty_buffer(&edge.node));
             if let Some(output) = output {
                 accumulate(&mut buffer[edge.input], output);
             }
@@ -222,6 +224,11 @@ fn run(root: Edge, seed: Tensor) {
             }
         }
     }
+}
+
+/// Room for a gradient of each output of `node`.
+fn empty_buffer(node: &Node) -> InputBuffer {
+    smallvec![None; node.outputs.borrow().len()]
 }
 
 fn count_dependencies(root: &Rc<Node>) {
@@ -258,7 +265,7 @@ fn run_node(node: &Rc<Node>, grads: InputBuffer) -> Grads {
     let scope = node.scope.unwrap_or_else(|| session.scope());
     session.in_scope(scope, || {
         let next = node.next.borrow();
-        let mut unpacked: Vec<Tensor> = node.saved.borrow().iter().map(Saved::unpack).collect();
+        let mut unpacked: SmallVec<[Tensor; 2]> = node.saved.borrow().iter().map(Saved::unpack).collect();
         let mut outputs = function(&Call { grads: &grads, saved: &unpacked, next: &next });
         while let Some(value) = unpacked.pop() {
             drop(value);

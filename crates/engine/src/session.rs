@@ -4,8 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use ledger::{
-    Bytes, Category, Device, DeviceId, Dtype, Event, Label, LabelId, Layout, Mark, Name, Object, ObjectId,
-    Phase, Pool, Stream, Tape, Unit,
+    Bytes, Category, Device, DeviceId, Dtype, Event, Label, LabelId, Layout, LayoutId, Mark, Name, Object,
+    ObjectId, Phase, Pool, Stream, Tape, Unit,
 };
 use rustc_hash::FxHashMap;
 
@@ -52,7 +52,10 @@ pub struct Session {
     pub profile: Profile,
     tape: RefCell<Tape>,
     scope: Cell<Scope>,
+    /// The modules met so far, by the one around them and their name: entering one is a look-up.
+    scopes: RefCell<FxHashMap<Scope, FxHashMap<String, Scope>>>,
     labels: RefCell<FxHashMap<(Scope, &'static str, Category), LabelId>>,
+    layouts: RefCell<FxHashMap<(Dtype, Dims), LayoutId>>,
     category: Cell<Category>,
     flops: Cell<FlopCount>,
     grad_enabled: Cell<bool>,
@@ -77,7 +80,9 @@ impl Session {
             profile,
             tape: RefCell::new(tape),
             scope: Cell::new(Scope { kind: root, path: root }),
+            scopes: RefCell::default(),
             labels: RefCell::default(),
+            layouts: RefCell::default(),
             category: Cell::new(Category::Activation),
             flops: Cell::default(),
             grad_enabled: Cell::new(true),
@@ -139,6 +144,11 @@ impl Session {
     }
 
     fn child(&self, outer: Scope, name: &str) -> Scope {
+        let mut scopes = self.scopes.borrow_mut();
+        let children = scopes.entry(outer).or_default();
+        if let Some(child) = children.get(name) {
+            return *child;
+        }
         let mut tape = self.tape.borrow_mut();
         let collapsed: String = name
             .split('.')
@@ -150,7 +160,9 @@ impl Session {
             let path = if outer.is_empty() { name.to_owned() } else { format!("{outer}.{name}") };
             tape.intern(&path)
         };
-        Scope { kind: join(outer.kind, &collapsed), path: join(outer.path, name) }
+        let child = Scope { kind: join(outer.kind, &collapsed), path: join(outer.path, name) };
+        children.insert(name.to_owned(), child);
+        child
     }
 
     pub(crate) fn scope(&self) -> Scope {
@@ -322,8 +334,11 @@ impl Session {
         layout: Option<(Dtype, Dims)>,
     ) -> Rc<Storage> {
         let mut tape = self.tape.borrow_mut();
-        let layout =
-            layout.map(|(dtype, shape)| tape.intern_layout(&Layout { dtype, shape: (*shape).into() }));
+        let mut layouts = self.layouts.borrow_mut();
+        let layout = layout.map(|(dtype, shape)| {
+            let intern = || tape.intern_layout(&Layout { dtype, shape: (*shape).into() });
+            *layouts.entry((dtype, shape)).or_insert_with(intern)
+        });
         let object = tape.new_object(Object { label, layout }).expect("a run makes fewer than 2^32 objects");
         tape.push(Event::Alloc {
             object,

@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use ledger::Dtype;
+use smallvec::SmallVec;
 
 use crate::dims::{broadcast, elementwise_strides};
 use crate::graph::Op;
@@ -43,7 +44,7 @@ fn promote(a: &Tensor, b: &Tensor) -> Dtype {
 pub(crate) fn pointwise(what: &'static str, inputs: &[&Tensor], dtype: Dtype) -> Tensor {
     let shape =
         inputs.iter().skip(1).fold(inputs[0].shape(), |shape, input| broadcast(&shape, &input.shape()));
-    let operands: Vec<_> = inputs.iter().map(|input| (input.shape(), input.strides())).collect();
+    let operands: SmallVec<[_; 3]> = inputs.iter().map(|input| (input.shape(), input.strides())).collect();
     let strides = elementwise_strides(&shape, &operands);
     Tensor::strided(inputs[0].session(), what, shape, strides, dtype)
 }
