@@ -51,6 +51,14 @@ pub struct Flops {
 #[error("{0}")]
 pub struct PlanError(pub String);
 
+/// The length of a sample where nothing else is said and the model takes it.
+const USUAL_SEQ: u64 = 4096;
+
+/// The work that is done for one answer, about two seconds: layers of an mlp, of which each step and
+/// micro-batch runs every one; a decoder layer is eight of them.
+const MOST_WORK: u64 = 1 << 16;
+const WORK_OF_DECODER_LAYER: u64 = 8;
+
 /// A model: what a config.json, a preset or an `mlp:` name says.
 #[derive(Clone, Debug)]
 pub struct Model {
@@ -109,11 +117,21 @@ impl Model {
         }
     }
 
-    /// Runs the steps of `setup` on shapes.
+    /// Tokens of a sample where nothing else is said: the longest that the config allows, up to 4096;
+    /// none for an mlp.
+    pub fn usual_seq(&self) -> Option<u64> {
+        self.max_seq().map(|longest| longest.min(USUAL_SEQ))
+    }
+
+    /// Runs the steps of `setup` on shapes. Without lengths it takes [`Model::usual_seq`].
+    ///
+    /// # Errors
+    /// A setup that the model cannot run, or that no device holds, or more steps than a few seconds
+    /// of work.
     pub fn train(&self, setup: &Setup, gpu: &Gpu) -> Result<Run, PlanError> {
         let mut setup = setup.clone();
-        if let (Some(longest), true) = (self.max_seq(), setup.seqs.is_empty()) {
-            setup.seqs = vec![longest.min(DEFAULT_SEQ)];
+        if setup.seqs.is_empty() {
+            setup.seqs.extend(self.usual_seq());
         }
         self.check(&setup, gpu)?;
         let dtype = setup.dtype.or(self.dtype).unwrap_or(Dtype::Fp32);
@@ -167,10 +185,20 @@ impl Model {
                 setup.batch
             ));
         }
-        if u64::from(setup.steps) * u64::from(setup.accumulate) * layers > 1 << 22 {
-            return refuse("steps x accumulate x layers is beyond 4 million; use fewer steps".into());
+        let (most, steps, accumulate) = (MOST_WORK / self.work_of_layer(), setup.steps, setup.accumulate);
+        if u128::from(steps) * u128::from(accumulate) * u128::from(layers) > u128::from(most) {
+            return refuse(format!(
+                "{steps} steps x {accumulate} micro-batches x {layers} layers are more than the {most} layers that are run for one answer; ask for fewer: from the third on, steps and micro-batches repeat each other"
+            ));
         }
         Ok(())
+    }
+
+    const fn work_of_layer(&self) -> u64 {
+        match &self.architecture {
+            Source::Mlp(_) => 1,
+            Source::Config(_) => WORK_OF_DECODER_LAYER,
+        }
     }
 
     /// What sdpa is asked to run; none for an mlp and for attention written out.
@@ -226,7 +254,3 @@ impl Model {
         sentences
     }
 }
-
-/// Tokens of a sample where neither a flag nor a file says: a common context, or less where the model
-/// has less.
-const DEFAULT_SEQ: u64 = 2048;

@@ -8,9 +8,6 @@ use wire::{About, Batch, Flops, Ledger, Parameters};
 use crate::fit::{self, Fit};
 use crate::{Error, NamedModel};
 
-/// The length taken where none is given, or the longest that the config allows.
-const USUAL_SEQ: u64 = 4096;
-
 /// What `plan` is asked.
 #[derive(Clone, Debug)]
 pub struct PlanQuestion<'a> {
@@ -45,8 +42,7 @@ pub struct Plan<'a> {
 /// A setup out of range, one that the model cannot run, or more than a tape holds.
 pub fn plan(mut question: PlanQuestion<'_>) -> Result<Plan<'_>, Error> {
     let mut assumptions = Vec::new();
-    if let Some(longest) = question.model.model.max_seq().filter(|_| question.setup.seqs.is_empty()) {
-        let seq = longest.min(USUAL_SEQ);
+    if let Some(seq) = question.model.model.usual_seq().filter(|_| question.setup.seqs.is_empty()) {
         question.setup.seqs = vec![seq];
         assumptions.push(format!("no length was given: samples of {seq} tokens are taken"));
     }

@@ -144,6 +144,13 @@ fn absurd_configs_get_one_sentence() {
         "{\"model_type\": \"llama\", \"num_hidden_layers\": 1000000000000}",
         "{\"model_type\": \"gpt2\", \"n_head\": 7}",
         "{\"model_type\": \"gpt2\", \"n_head\": 0}",
+        "{\"model_type\": \"llama\", \"hidden_size\": NaN}",
+        "{\"model_type\": \"llama\", \"attention_dropout\": NaN}",
+        "{\"model_type\": \"llama\", \"num_key_value_heads\": 5}",
+        "{\"model_type\": \"llama\", \"vocab_size\": 1000000000000000000}",
+        "{\"model_type\": \"llama\", \"vocab_size\": true}",
+        "{\"model_type\": [\"llama\"]}",
+        "{\"model_type\": \"llama\", \"num_hidden_layers\": 1000000, \"hidden_size\": 64, \"num_attention_heads\": 4}",
         &nested,
     ];
     for config in configs {
@@ -182,6 +189,13 @@ fn absurd_setups_get_one_sentence() {
         assert_eq!((answer.exit, answer.stdout.as_str()), (Some(2), ""), "{setup}");
         assert!(answer.stderr.starts_with("error: "), "{setup}: {}", answer.stderr);
     }
+    for mlp in ["mlp:0x1", "mlp:4", "mlp:4x-1", "mlp:1048577x1", "mlp:99999999999999999999x1"] {
+        assert!(run(&format!("plan {mlp}")).sentence().contains("whole numbers from 1 to 2^20"), "{mlp}");
+    }
+    assert_eq!(
+        run("plan mlp:1000000x1").sentence(),
+        "`mlp:1000000x1`: 3 steps x 1 micro-batches x 1000000 layers are more than the 65536 layers that are run for one answer; ask for fewer: from the third on, steps and micro-batches repeat each other"
+    );
     assert_eq!(
         run("plan mlp:2x64 --seq 4").sentence(),
         "an mlp has no sequence: leave out `--seq` and `--seqs`"
