@@ -59,6 +59,8 @@ pub struct Shortage {
     pub largest_free_block: Bytes,
     /// Block bytes handed out.
     pub allocated: Bytes,
+    /// `allocated` and the blocks that wait for other streams to be free.
+    pub active: Bytes,
     /// Segment bytes held.
     pub reserved: Bytes,
     /// What was left on the device; none where the device has no known limit.
@@ -636,6 +638,7 @@ impl DeviceAllocator {
             segment: Bytes::new(segment),
             largest_free_block: Bytes::new(largest),
             allocated: Bytes::new(self.stats.allocated_bytes.all.current),
+            active: Bytes::new(self.stats.active_bytes.all.current),
             reserved: Bytes::new(self.stats.reserved_bytes.all.current),
             device_free: self.device_free().map(Bytes::new),
             allowed: self.allowed.map(Bytes::new),

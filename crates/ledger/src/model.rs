@@ -76,6 +76,19 @@ pub struct Ladder {
     pub active: Option<Bytes>,
     /// Bytes of the allocator's segments.
     pub reserved: Option<Bytes>,
+    /// `reserved` and what the process holds outside the allocator.
+    pub process: Option<Bytes>,
+    /// All memory of the device.
+    pub device: Option<Bytes>,
+}
+
+impl Ladder {
+    /// These measures with the rungs above the allocator's, as far as `device` tells them.
+    pub fn on(self, device: &Device) -> Self {
+        let process =
+            self.reserved.zip(device.context).and_then(|(reserved, context)| reserved.checked_add(context));
+        Self { process, device: device.capacity, ..self }
+    }
 }
 
 /// The peak of each measure; none where the measure is not known.

@@ -249,7 +249,7 @@ impl Known {
             Unit::Block => Some(Bytes::new(now.alive)),
             Unit::Requested => None,
         };
-        Ladder { requested, allocated, active, reserved }
+        Ladder { requested, allocated, active, reserved, ..Ladder::default() }
     }
 }
 
@@ -519,7 +519,8 @@ impl<'a> Replay<'a> {
         {
             held.follow(tape, held.behind + 1);
         }
-        let ladder = self.devices[usize::from(device.0)].known.ladder(tape.unit, &best.instant);
+        let place = usize::from(device.0);
+        let ladder = self.devices[place].known.ladder(tape.unit, &best.instant).on(&tape.devices[place]);
         let blocks = if measure == Measure::Requested { &[] } else { self.blocks.as_slice() };
         let mut contributors = rows(tape, held.shares(tape, device, blocks));
         let bytes = Bytes::new(best.bytes);

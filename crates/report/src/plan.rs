@@ -1,13 +1,15 @@
 //! The report of a plan: a ledger and what it means.
 
-use wire::explanation::{Explanation, Owner, PeakSummary, Span};
-use wire::{Ledger, Totals};
+use wire::explanation::{Explanation, Owner, PeakSummary, Rung, Span};
+use wire::{Contributor, Ledger, Oom, Totals};
 
 use crate::units::{Unit, count, flops, size, thousands};
 use crate::{Block, Column, Page, Report, Sheet};
 
 /// The most levers that are shown.
 const MOST_LEVERS: usize = 4;
+/// The most holders of a device that is full that are shown.
+const MOST_HOLDERS: usize = 5;
 
 /// A ledger and what it means.
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +26,9 @@ impl Report for PlanReport<'_> {
         blocks.extend(self.failure());
         blocks.push(Block::Line(self.what()));
         blocks.push(self.phases());
+        blocks.extend(self.ladder());
         blocks.push(self.owners());
+        blocks.extend(self.holders());
         if !self.explanation.levers.is_empty() {
             blocks.push(self.levers());
         }
@@ -122,19 +126,12 @@ impl PlanReport<'_> {
     /// Which request found no room, and what the run would need.
     fn failure(&self) -> Option<Block> {
         let oom = self.ledger.oom.as_ref()?;
-        let object = oom.object.as_ref().map(|name| format!(" for {name}")).unwrap_or_default();
-        let mut text = format!("It asks for {}{object}", size(oom.requested_bytes));
-        if let Some(bytes) = oom.device_request_bytes {
-            text.push_str(&format!(", for which the allocator needs {} of the card", size(bytes)));
-        }
-        if let Some(short) = self.ledger.headroom_bytes.filter(|bytes| *bytes < 0) {
-            text.push_str(&format!(": {} more than is left", size(short.unsigned_abs())));
-        }
+        let mut text = format!("It {}.", request(oom, self.ledger.headroom_bytes));
         if let Some(demand) = &self.explanation.demand {
             let amount = size(demand.bytes);
-            text.push_str(&format!(". Given room it would peak at {amount} requested ({})", place(demand)));
+            text.push_str(&format!(" Given room it would peak at {amount} requested ({}).", place(demand)));
         }
-        Some(Block::Line(format!("{text}.")))
+        Some(Block::Line(text))
     }
 
     /// What was planned, in a line or two.
@@ -234,9 +231,55 @@ impl PlanReport<'_> {
         }
     }
 
+    /// The measures from the bytes asked for up to the whole card.
+    fn ladder(&self) -> Option<Block> {
+        let rungs = &self.explanation.ladder;
+        let unit = Unit::of_largest(rungs.iter().map(|rung| rung.bytes));
+        let row = |(index, rung): (usize, &Rung)| {
+            let more = match index {
+                0 => String::new(),
+                _ => format!("+{}", unit.number(rung.more_bytes)),
+            };
+            vec![rung.measure.clone(), unit.number(rung.bytes), more, rung.what.clone()]
+        };
+        let when = if self.ledger.oom.is_some() { "when it failed" } else { "when most is reserved" };
+        (!rungs.is_empty()).then(|| Block::Table {
+            title: Some(format!("The card {when}, {}", unit.name())),
+            columns: vec![
+                Column::words("measure"),
+                Column::numbers("total"),
+                Column::numbers("more"),
+                Column::words("which is"),
+            ],
+            rows: rungs.iter().enumerate().map(row).collect(),
+        })
+    }
+
+    /// The largest of what stood in the way of a request that found no room.
+    fn holders(&self) -> Option<Block> {
+        let holders = &self.ledger.oom.as_ref()?.holders;
+        let unit = self.unit();
+        let row = |holder: &Contributor| {
+            let category = holder.category.0.as_str().to_owned();
+            vec![holder.name.clone(), category, thousands(holder.count), unit.number(holder.bytes)]
+        };
+        (!holders.is_empty()).then(|| Block::Table {
+            title: Some(format!("The largest holders when it failed, {}", unit.name())),
+            columns: vec![
+                Column::words("objects"),
+                Column::words("category"),
+                Column::numbers("count"),
+                Column::numbers("held"),
+            ],
+            rows: holders.iter().take(MOST_HOLDERS).map(row).collect(),
+        })
+    }
+
     fn owners(&self) -> Block {
         let owners = &self.explanation.owners;
         let unit = self.unit();
+        let failed = self.ledger.oom.as_ref().is_some_and(|oom| !oom.holders.is_empty());
+        let when = if failed { "Allocated when it failed" } else { "At the peak" };
         let row = |owner: &Owner, indent: &str| {
             vec![
                 format!("{indent}{}", owner.name),
@@ -250,7 +293,7 @@ impl PlanReport<'_> {
             rows.extend(owner.parts.iter().map(|part| row(part, "  ")));
         }
         Block::Table {
-            title: Some(format!("At the peak, {}", unit.name())),
+            title: Some(format!("{when}, {}", unit.name())),
             columns: vec![Column::words("what"), Column::numbers("held"), Column::numbers("share")],
             rows,
         }
@@ -279,6 +322,33 @@ impl PlanReport<'_> {
             rows: self.explanation.levers.iter().take(MOST_LEVERS).map(row).collect(),
         }
     }
+}
+
+/// `asks for 9.00 MiB for x (event 8,214), …`: what a request that found no room wanted, and what
+/// there was; `headroom` is negative.
+pub(crate) fn request(oom: &Oom, headroom: Option<i64>) -> String {
+    let object = oom.object.as_ref().map(|name| format!(" for {name}")).unwrap_or_default();
+    let mut text = format!("asks for {}{object} (event {})", size(oom.requested_bytes), thousands(oom.event));
+    if let Some(bytes) = oom.rounded_bytes.filter(|bytes| *bytes != oom.requested_bytes) {
+        text.push_str(&format!(", a block of {}", size(bytes)));
+    }
+    if let Some(bytes) = oom.device_request_bytes {
+        text.push_str(&format!(", for which the allocator tries to take {} of the card", size(bytes)));
+    }
+    if let Some(short) = headroom.filter(|bytes| *bytes < 0) {
+        text.push_str(&format!(": {} more than is left", size(short.unsigned_abs())));
+    }
+    if let Some(bytes) = oom.held.reserved_bytes {
+        text.push_str(&format!("; {} are reserved", size(bytes)));
+    }
+    match oom.largest_free_block_bytes {
+        Some(0) => text.push_str(", with no free block of its kind"),
+        Some(bytes) => {
+            text.push_str(&format!(", and the largest free block of its kind has {}", size(bytes)));
+        }
+        None => {}
+    }
+    text
 }
 
 /// `backward, step 2, micro-batch 3`.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use ledger::Category;
-use wire::explanation::{Explanation, Owner, PeakSummary};
+use wire::explanation::{Explanation, Owner, PeakSummary, Rung};
 use wire::{Contributor, Ledger, Peak, Peaks, Totals};
 
 use crate::timeline::timeline;
@@ -14,7 +14,7 @@ const LEAST_GROUP: f64 = 0.0005;
 const LEAST_PART: f64 = 0.01;
 const REST: &str = "the rest";
 
-/// What `ledger` means, as far as it says itself: [`crate::demand`] and [`crate::levers`] need the plan.
+/// What `ledger` means, as far as it says itself: [`crate::explain_plan`] knows the plan too.
 pub fn explain(ledger: &Ledger) -> Explanation {
     let (peak, measure, amount): (&Peak, _, fn(&Totals) -> Option<u64>) = match &ledger.peaks {
         Peaks { allocated: Some(peak), .. } => (peak, "allocated", |totals| totals.allocated_bytes),
@@ -32,7 +32,11 @@ pub fn explain(ledger: &Ledger) -> Explanation {
         left_bytes: available.map(|available| available.cast_signed() - peak.bytes.cast_signed()),
         timeline,
         steps_left_out,
-        owners: owners(peak),
+        ladder: ladder(ledger),
+        owners: match ledger.oom.as_ref().filter(|oom| !oom.holders.is_empty()) {
+            Some(oom) => owners(&oom.holders, oom.held.allocated_bytes.unwrap_or_default()),
+            None => owners(&peak.contributors, peak.bytes),
+        },
         demand: None,
         levers: Vec::new(),
     }
@@ -49,6 +53,36 @@ pub(crate) fn summary(peak: &Peak, measure: &str) -> PeakSummary {
     }
 }
 
+/// The measures when a request found no room, or else at the peak of the reserved bytes.
+fn ladder(ledger: &Ledger) -> Vec<Rung> {
+    let reserved = ledger.peaks.reserved.as_ref();
+    let failed = ledger.oom.as_ref().filter(|oom| oom.held.reserved_bytes.is_some());
+    let Some((device, held)) =
+        failed.map(|oom| (oom.device, oom.held)).or(reserved.map(|peak| (peak.device, peak.at_peak)))
+    else {
+        return Vec::new();
+    };
+    let outside = ledger.outside.iter().filter(|row| row.device == device).map(|row| match &row.assumption {
+        Some(assumption) => format!("{}: {assumption}", row.name),
+        None => row.name.clone(),
+    });
+    let rungs = [
+        ("requested", held.requested_bytes, "asked for by the program".to_owned()),
+        ("allocated", held.allocated_bytes, ROUNDING.into()),
+        ("active", held.active_bytes, "blocks that wait for other streams".into()),
+        ("reserved", held.reserved_bytes, "cached by the allocator".into()),
+        ("process", held.process_bytes, outside.collect::<Vec<_>>().join("; ")),
+        ("device", held.device_bytes, "left of the card".into()),
+    ];
+    let mut below = 0;
+    let known = rungs.into_iter().filter_map(|(measure, bytes, what)| {
+        let bytes = bytes?;
+        let more_bytes = bytes.saturating_sub(std::mem::replace(&mut below, bytes));
+        Some(Rung { measure: measure.into(), bytes, more_bytes, what })
+    });
+    known.collect()
+}
+
 /// What a person calls an object: a group, and a part of it where the group has parts.
 fn place(contributor: &Contributor) -> (&'static str, Option<&'static str>) {
     let kind = kind(&contributor.name);
@@ -61,6 +95,7 @@ fn place(contributor: &Contributor) -> (&'static str, Option<&'static str>) {
         Category::Input => ("input", None),
         Category::Workspace => ("workspace of kernels", None),
         Category::CommunicationBuffer => ("communication buffers", None),
+        Category::Unattributed if contributor.name == ledger::Contributor::ROUNDING => (ROUNDING, None),
         Category::Unattributed => ("unattributed", None),
         Category::Activation | Category::Temporary if kind == LOSS => (LOSS, None),
         Category::Temporary if kind == OPTIMIZER => (OPTIMIZER, None),
@@ -70,7 +105,7 @@ fn place(contributor: &Contributor) -> (&'static str, Option<&'static str>) {
 }
 
 /// The groups in the order they are shown.
-const GROUPS: [&str; 13] = [
+const GROUPS: [&str; 14] = [
     "weights",
     "buffers",
     "master weights",
@@ -83,10 +118,12 @@ const GROUPS: [&str; 13] = [
     OPTIMIZER,
     "workspace of kernels",
     "communication buffers",
+    ROUNDING,
     "unattributed",
 ];
 
 const LOSS: &str = "logits and loss";
+const ROUNDING: &str = "rounding up to blocks";
 const OPTIMIZER: &str = "temporaries of the optimizer";
 
 /// The kind of layer that a module path speaks of: `model.layers.*.mlp.act_fn.silu` is of an MLP.
@@ -111,8 +148,9 @@ fn kind(name: &str) -> &'static str {
     }
 }
 
-fn owners(peak: &Peak) -> Vec<Owner> {
-    let share = |bytes: u64| if peak.bytes == 0 { 0.0 } else { bytes as f64 / peak.bytes as f64 };
+/// The groups of `contributors`, which sum to `total`.
+fn owners(contributors: &[Contributor], total: u64) -> Vec<Owner> {
+    let share = |bytes: u64| if total == 0 { 0.0 } else { bytes as f64 / total as f64 };
     let owner =
         |name: &str, bytes: u64| Owner { name: name.into(), bytes, share: share(bytes), parts: Vec::new() };
     let mut owners = Vec::new();
@@ -120,7 +158,7 @@ fn owners(peak: &Peak) -> Vec<Owner> {
     for group in GROUPS {
         let mut bytes = 0;
         let mut parts: BTreeMap<&str, u64> = BTreeMap::new();
-        for contributor in &peak.contributors {
+        for contributor in contributors {
             let (of, part) = place(contributor);
             if of == group {
                 bytes += contributor.bytes;
@@ -159,23 +197,9 @@ mod tests {
         Contributor { name: name.into(), category: wire::Category(category), bytes, count: 1, saved: 0 }
     }
 
-    fn peak(contributors: Vec<Contributor>) -> Peak {
-        Peak {
-            bytes: contributors.iter().map(|contributor| contributor.bytes).sum(),
-            device: 0,
-            step: None,
-            micro_batch: None,
-            phase: None,
-            event: 0,
-            at_peak: wire::Ladder::default(),
-            by_category: BTreeMap::new(),
-            contributors,
-        }
-    }
-
     #[test]
     fn owners_are_grouped_as_a_person_thinks_and_sum_to_the_peak() {
-        let peak = peak(vec![
+        let contributors = [
             contributor("model.layers.*.mlp.up_proj.weight", Category::Parameter, 4000),
             contributor("model.layers.*.mlp.act_fn.silu", Category::Activation, 3000),
             contributor("loss.log_softmax", Category::Activation, 1000),
@@ -185,8 +209,8 @@ mod tests {
             contributor("optimizer.sqrt", Category::Temporary, 50),
             contributor("model.layers.*.add", Category::Activation, 49),
             contributor("input_ids", Category::Input, 1),
-        ]);
-        let owners = owners(&peak);
+        ];
+        let owners = owners(&contributors, 10_000);
         let rows = |owners: &[Owner]| -> Vec<(String, u64)> {
             owners.iter().map(|owner| (owner.name.clone(), owner.bytes)).collect()
         };
@@ -206,6 +230,6 @@ mod tests {
         assert!(
             owners.iter().filter(|owner| owner.name != "activations").all(|owner| owner.parts.is_empty())
         );
-        assert_eq!(owners.iter().map(|owner| owner.bytes).sum::<u64>(), peak.bytes);
+        assert_eq!(owners.iter().map(|owner| owner.bytes).sum::<u64>(), 10_000);
     }
 }

@@ -4,7 +4,7 @@ use allocator::{CachingAllocator, Settings, SettingsWarning, TieRule, memory_of}
 use ledger::{ByteDelta, DeviceId, Meter, Tape};
 use models::Torch;
 
-use crate::Error;
+use crate::{Error, failure};
 
 /// The books of a tape and what the allocator says to them.
 pub(crate) struct Fit {
@@ -17,6 +17,8 @@ pub(crate) struct Fit {
     pub(crate) headroom: Option<ByteDelta>,
     /// Requests that had to give back all cached blocks first.
     pub(crate) retries: u64,
+    /// The request that found no room.
+    pub(crate) oom: Option<wire::Oom>,
 }
 
 /// The settings of `PYTORCH_CUDA_ALLOC_CONF`, and what their reader should know.
@@ -50,6 +52,7 @@ pub(crate) fn fit(tape: &Tape, settings: &Settings, tie: TieRule) -> Fit {
     Fit {
         fits: allocator.failure().is_none(),
         headroom,
+        oom: allocator.failure().map(|failure| failure::oom(tape, failure)),
         retries: allocator.stats(device).map_or(0, |stats| stats.num_alloc_retries),
         books,
     }

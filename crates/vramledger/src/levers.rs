@@ -1,74 +1,108 @@
-//! What other settings would save: each is run as the plan was.
+//! What other settings would save: each that can save anything is run as the plan was.
 
 use std::num::NonZeroUsize;
 use std::thread;
 
-use ledger::Dtype;
+use ledger::{Bytes, Dtype, Phase};
 use models::{Attention, Checkpoint, Optimizer, OptimizerImpl, Setup};
-use wire::Peak;
-use wire::explanation::{Lever, PeakSummary};
+use wire::explanation::{Explanation, Lever, PeakSummary};
 
-use crate::explain::summary;
+use crate::explain::{explain, summary};
 use crate::plan::{fitted, run};
 use crate::{Plan, PlanQuestion};
 
 /// The events that the other settings may cost together: some tens of milliseconds. One is tried in
-/// any case, but for runs that take seconds themselves.
-const MOST_EVENTS: usize = 75_000;
-const LONG_RUN: usize = 2_000_000;
+/// any case, but for runs that take a good part of a second themselves.
+const MOST_EVENTS: usize = 45_000;
+const LONG_RUN: usize = 500_000;
 /// The share of the peak that a saving must be beyond to be worth a row.
-const LEAST_SHARE: f64 = 0.001;
+const LEAST_SHARE: f64 = 0.01;
 /// Steps and micro-batches after which nothing new happens: the state exists from the second step
 /// on, the gradients from the second micro-batch on.
 const STEADY: u32 = 2;
 
-/// The requested peak that a plan which found no room would have on a card without end.
-pub fn demand(plan: &Plan<'_>) -> Option<PeakSummary> {
-    plan.ledger.oom.as_ref()?;
+/// What the ledger of `plan` means, and what else its tape tells: what a run that found no room would
+/// need, and what other settings would save.
+pub fn explain_plan(plan: &Plan<'_>) -> Explanation {
+    let mut explanation = explain(&plan.ledger);
     let books = ledger::replay(&plan.tape, None);
-    books.peaks.requested.as_ref().map(|peak| summary(&Peak::from(peak), "requested"))
+    let Some(peak) = &books.peaks.requested else { return explanation };
+    let peak = summary(&peak.into(), "requested");
+    explanation.levers = levers(plan, &peak, &books);
+    explanation.demand = plan.ledger.oom.is_some().then_some(peak);
+    explanation
 }
 
-/// What other settings would save of the requested peak of `plan`, the most first, and only what
-/// saves something worth a row. Where the plan does not fit, each tells whether it would.
+/// What other settings would save of `peak`, the most first, and only what saves something worth a
+/// row. Where the plan does not fit, each tells whether it would. `books` are those of a card
+/// without end.
 ///
 /// The settings are tried in the order of what they cost a user, as many as [`MOST_EVENTS`] allows.
-pub fn levers(plan: &Plan<'_>) -> Vec<Lever> {
-    let known = plan.ledger.peaks.requested.as_ref().map(|peak| summary(peak, "requested"));
-    let Some(peak) = demand(plan).or(known) else { return Vec::new() };
-    let does_not_fit = plan.ledger.oom.is_some();
+fn levers(plan: &Plan<'_>, peak: &PeakSummary, books: &ledger::Ledger) -> Vec<Lever> {
     let mut question = plan.question.clone();
     let rounds = |setup: &Setup| setup.steps as usize * setup.accumulate as usize;
-    shorten(&mut question.setup, &peak);
+    shorten(&mut question.setup, peak);
     let events = plan.tape.len() * rounds(&question.setup) / rounds(&plan.question.setup);
+    let mut left = if events > LONG_RUN { 0 } else { (MOST_EVENTS / events.max(1)).max(1) };
     let fp32 = plan.ledger.parameters.is_some_and(|parameters| parameters.bytes == 4 * parameters.total);
-    let mut tries = other_setups(&question, plan.question.setup.accumulate, fp32);
-    tries.truncate(if events > LONG_RUN { 0 } else { (MOST_EVENTS / events.max(1)).max(1) });
-    let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let mut levers = Vec::new();
-    for some in tries.chunks(threads) {
-        let found: Vec<Option<Lever>> = thread::scope(|scope| {
-            let start = |(setting, setup): &(String, Setup)| {
-                let (setting, other) =
-                    (setting.clone(), PlanQuestion { setup: setup.clone(), ..question.clone() });
-                let peak = peak.bytes;
-                scope.spawn(move || lever(setting, &other, peak, does_not_fit))
-            };
-            let running: Vec<_> = some.iter().map(start).collect();
-            running.into_iter().map(|thread| thread.join().ok().flatten()).collect()
-        });
-        levers.extend(found.into_iter().flatten());
+    let worth_a_row = |saving: i64| saving as f64 > LEAST_SHARE * peak.bytes as f64;
+    // What a setting does not move stays: it can save no more than the peak of that is lower.
+    let can_win = |other: &Other| {
+        let stays = |row: &&ledger::PhaseRow| !other.moves.phase(&row.at.phase);
+        let least = books.phases.iter().filter(stays).filter_map(|row| row.peak.requested).max();
+        worth_a_row(peak.bytes.cast_signed() - least.map_or(0, Bytes::get).cast_signed())
+    };
+    let mut others = others(&question, plan.question.setup.accumulate, fp32);
+    // Two settings together are a try only once neither saves more alone.
+    let together = together(&others);
+    others.retain(can_win);
+    let alone =
+        together.as_ref().and_then(|both| others.iter().find(|other| both.is_more_than(&other.setting)));
+    let alone = alone.map(|other| (other.setting.clone(), other.moves));
+    let mut waiting = together;
+    if alone.is_none() {
+        others.splice(0..0, waiting.take());
     }
+    let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let mut levers: Vec<Lever> = Vec::new();
+    while left > 0 && !others.is_empty() {
+        let tries: Vec<Other> = others.drain(..others.len().min(threads).min(left)).collect();
+        left -= tries.len();
+        levers.extend(attempt(&question, tries, peak.bytes, plan.ledger.oom.is_some()));
+        if let Some((setting, moves)) = &alone
+            && let Some(done) = levers.iter().find(|lever| lever.setting == *setting)
+            && done.phase.as_ref().is_some_and(|phase| !moves.phase(phase))
+        {
+            others.splice(0..0, waiting.take());
+        }
+    }
+    // Two settings that save no more than one of them are not worth a row either.
     let all = levers.clone();
-    // Two settings that save no more than one of them are not worth a row.
     let redundant = |lever: &Lever| {
         let as_good =
             |other: &Lever| other.saving_bytes >= lever.saving_bytes && other.setting != lever.setting;
         all.iter().any(|other| as_good(other) && lever.setting.contains(&other.setting))
     };
-    levers.retain(|lever| lever.saving_bytes as f64 > LEAST_SHARE * peak.bytes as f64 && !redundant(lever));
+    levers.retain(|lever| worth_a_row(lever.saving_bytes) && !redundant(lever));
     levers.sort_by(|a, b| b.saving_bytes.cmp(&a.saving_bytes).then_with(|| a.setting.cmp(&b.setting)));
     levers
+}
+
+/// The peak of each of `tries` beside one of `peak` bytes, a thread each.
+fn attempt(
+    question: &PlanQuestion<'_>,
+    tries: Vec<Other>,
+    peak: u64,
+    ask_whether_it_fits: bool,
+) -> Vec<Lever> {
+    thread::scope(|scope| {
+        let start = |other: Other| {
+            let question = PlanQuestion { setup: other.setup, ..question.clone() };
+            scope.spawn(move || lever(other.setting, &question, peak, ask_whether_it_fits))
+        };
+        let running: Vec<_> = tries.into_iter().map(start).collect();
+        running.into_iter().filter_map(|thread| thread.join().ok().flatten()).collect()
+    })
 }
 
 /// The peak of `other` beside one of `peak` bytes; none where it cannot be run.
@@ -94,55 +128,98 @@ fn shorten(setup: &mut Setup, peak: &PeakSummary) {
     }
 }
 
-/// Setups that differ from the one of `question`, and the flags that make them: first what changes
-/// nothing but memory and time, then what changes the arithmetic, then what changes the training.
+/// A setup that differs from the plan's, and the flags that make it.
+struct Other {
+    setting: String,
+    setup: Setup,
+    moves: Moves,
+}
+
+impl Other {
+    /// Whether `setting` is a part of this one.
+    fn is_more_than(&self, setting: &str) -> bool {
+        self.setting.contains(setting) && self.setting != setting
+    }
+}
+
+/// Which phases a setting can make smaller.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Moves {
+    /// Forward and backward.
+    Passes,
+    /// The optimizer's step.
+    Update,
+    All,
+}
+
+impl Moves {
+    fn phase(self, phase: &str) -> bool {
+        match self {
+            Self::Passes => phase != UPDATE,
+            Self::Update => phase == UPDATE,
+            Self::All => true,
+        }
+    }
+}
+
+const UPDATE: &str = Phase::NAMES[Phase::UPDATE.0 as usize];
+
+const CHECKPOINT: &str = "--checkpoint full";
+const FUSED: &str = "--optimizer-impl fused";
+
+/// Both settings that change nothing but memory and time, where both are there.
+fn together(others: &[Other]) -> Option<Other> {
+    let find = |setting: &str| others.iter().find(|other| other.setting == setting);
+    let (checkpointed, fused) = (find(CHECKPOINT)?, find(FUSED)?);
+    Some(Other {
+        setting: format!("{CHECKPOINT} {FUSED}"),
+        setup: Setup { optimizer_impl: fused.setup.optimizer_impl, ..checkpointed.setup.clone() },
+        moves: Moves::All,
+    })
+}
+
+/// Setups that differ from the one of `question`: first what changes nothing but memory and time,
+/// then what changes the arithmetic, then what changes the training.
 ///
 /// `accumulate` is what the user set, which `question` may have shortened; `fp32` is whether the
 /// weights are.
-fn other_setups(question: &PlanQuestion<'_>, accumulate: u32, fp32: bool) -> Vec<(String, Setup)> {
+fn others(question: &PlanQuestion<'_>, accumulate: u32, fp32: bool) -> Vec<Other> {
     let setup = &question.setup;
     let text = question.model.model.max_seq().is_some();
     let adam = matches!(setup.optimizer, Optimizer::Adam | Optimizer::AdamW);
-    let checkpoint = text && setup.checkpoint == Checkpoint::None;
-    let fused = adam && setup.optimizer_impl != Some(OptimizerImpl::Fused);
+    // The input of a language model is nothing beside the rest; what else a batch makes is gone by
+    // the update, unless the outputs are kept.
+    let of_the_batch = if text && !setup.keep_outputs { Moves::Passes } else { Moves::All };
     let mut others = Vec::new();
-    let mut with = |setting: String, change: &dyn Fn(&mut Setup)| {
+    let mut with = |setting: String, moves: Moves, change: &dyn Fn(&mut Setup)| {
         let mut other = setup.clone();
         change(&mut other);
-        others.push((setting, other));
+        others.push(Other { setting, setup: other, moves });
     };
-    let checkpointed = |other: &mut Setup| other.checkpoint = Checkpoint::Full;
-    let in_one_kernel = |other: &mut Setup| other.optimizer_impl = Some(OptimizerImpl::Fused);
-    if checkpoint && fused {
-        with("--checkpoint full --optimizer-impl fused".into(), &|other| {
-            checkpointed(other);
-            in_one_kernel(other);
-        });
+    if text && setup.checkpoint == Checkpoint::None {
+        with(CHECKPOINT.into(), Moves::Passes, &|other| other.checkpoint = Checkpoint::Full);
     }
-    if checkpoint {
-        with("--checkpoint full".into(), &checkpointed);
-    }
-    if fused {
-        with("--optimizer-impl fused".into(), &in_one_kernel);
+    if adam && setup.optimizer_impl != Some(OptimizerImpl::Fused) {
+        with(FUSED.into(), Moves::Update, &|other| other.optimizer_impl = Some(OptimizerImpl::Fused));
     }
     if text && setup.attention == Attention::Eager {
-        with("--attention sdpa".into(), &|other| other.attention = Attention::Sdpa);
+        with("--attention sdpa".into(), Moves::Passes, &|other| other.attention = Attention::Sdpa);
     }
     if setup.keep_outputs {
-        with("without --keep-outputs".into(), &|other| other.keep_outputs = false);
+        with("without --keep-outputs".into(), Moves::All, &|other| other.keep_outputs = false);
     }
     if setup.batch > 1 {
         let (batch, accumulate) = (setup.batch / 2, accumulate.saturating_mul(2));
-        with(format!("--batch {batch} --accumulate {accumulate}"), &|other| {
+        with(format!("--batch {batch} --accumulate {accumulate}"), of_the_batch, &|other| {
             other.batch = batch;
             other.accumulate = STEADY;
         });
     }
     if text && fp32 && setup.autocast.is_none() {
-        with("--dtype bf16".into(), &|other| other.dtype = Some(Dtype::Bf16));
+        with("--dtype bf16".into(), Moves::All, &|other| other.dtype = Some(Dtype::Bf16));
     }
     if adam {
-        with("--optimizer adafactor".into(), &|other| {
+        with("--optimizer adafactor".into(), Moves::All, &|other| {
             other.optimizer = Optimizer::Adafactor;
             other.optimizer_impl = None;
         });
@@ -150,7 +227,7 @@ fn other_setups(question: &PlanQuestion<'_>, accumulate: u32, fp32: bool) -> Vec
     if let [seq] = setup.seqs[..]
         && seq > 1
     {
-        with(format!("--seq {}", seq / 2), &|other| other.seqs = vec![seq / 2]);
+        with(format!("--seq {}", seq / 2), of_the_batch, &|other| other.seqs = vec![seq / 2]);
     }
     others
 }

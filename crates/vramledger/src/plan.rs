@@ -3,10 +3,13 @@
 use ledger::{Bytes, Dtype, Tape};
 use models::{Attention, Gpu, MlpLoss, Optimizer, Run, Setup};
 use serde_json::{Map, Value, json};
-use wire::{About, Batch, Flops, Ledger, Parameters};
+use wire::{About, Batch, Flops, Ledger, Outside, Parameters};
 
 use crate::fit::{self, Fit};
 use crate::{Error, NamedModel};
+
+/// What a CUDA context takes of a card, where nothing else is said.
+pub const CONTEXT: Bytes = Bytes::mib(550);
 
 /// What `plan` is asked.
 #[derive(Clone, Debug)]
@@ -50,10 +53,6 @@ pub fn plan(mut question: PlanQuestion<'_>) -> Result<Plan<'_>, Error> {
     let run = run(&question)?;
     let fit = fitted(&question, &run.tape)?;
     assumptions.extend(run.assumptions);
-    assumptions.push(format!(
-        "the CUDA context takes {} MiB of the card, which the allocator never sees",
-        question.context.get() >> 20
-    ));
     let about = About {
         subject: subject(&question),
         parameters: Some(Parameters {
@@ -68,6 +67,7 @@ pub fn plan(mut question: PlanQuestion<'_>) -> Result<Plan<'_>, Error> {
             update: run.flops.update,
         }),
         batch: Some(batch(&question.setup)?),
+        outside: vec![outside(0, question.context)],
         assumptions,
         interpretation_limits: vec![
             "one process on one device: no other process, no NCCL, no data loader on the GPU".into(),
@@ -76,6 +76,7 @@ pub fn plan(mut question: PlanQuestion<'_>) -> Result<Plan<'_>, Error> {
         ..About::new(ledger::Provenance::Estimated)
     };
     let mut ledger = Ledger::new(about.clone(), &fit.books);
+    ledger.oom = fit.oom;
     ledger.fits = Some(fit.fits);
     ledger.headroom_bytes = fit.headroom.map(ledger::ByteDelta::get);
     Ok(Plan { ledger, tape: run.tape, about, question })
@@ -134,6 +135,12 @@ fn batch(setup: &Setup) -> Result<Batch, Error> {
         effective_batch,
         forward_backward_rounds: accumulate,
     })
+}
+
+/// The CUDA context on `device`.
+pub(crate) fn outside(device: u16, context: Bytes) -> Outside {
+    let sentence = "differs by card, driver and loaded kernels";
+    Outside { device, name: "CUDA context".into(), bytes: context.get(), assumption: Some(sentence.into()) }
 }
 
 /// Settings that were given and do nothing.

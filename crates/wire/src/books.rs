@@ -24,6 +24,9 @@ pub struct Ledger {
     pub subject: Map<String, Value>,
     /// The devices; `device` elsewhere is an index into them.
     pub devices: Vec<Device>,
+    /// What lies on the devices outside the allocator, as far as it is known.
+    #[serde(default)]
+    pub outside: Vec<Outside>,
     /// A row for each phase in the order of the timeline, and in it one for each device.
     pub phases: Vec<PhaseRow>,
     /// The peaks of the GPU devices.
@@ -67,6 +70,9 @@ pub struct About {
     pub flops: Option<Flops>,
     /// The batch of one step.
     pub batch: Option<Batch>,
+    /// What lies on the devices outside the allocator, as far as it is known.
+    #[serde(default)]
+    pub outside: Vec<Outside>,
     /// What had to be assumed, a sentence each.
     #[serde(default)]
     pub assumptions: Vec<String>,
@@ -76,6 +82,19 @@ pub struct About {
     /// What a reader could not read or make sense of.
     #[serde(default)]
     pub warnings: Vec<String>,
+}
+
+/// What takes memory of a device outside the allocator.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Outside {
+    /// The device.
+    pub device: u16,
+    /// What it is.
+    pub name: String,
+    /// Its bytes.
+    pub bytes: u64,
+    /// What was assumed of it; null where it was measured.
+    pub assumption: Option<String>,
 }
 
 /// One device.
@@ -142,6 +161,12 @@ pub struct Ladder {
     pub active_bytes: Option<u64>,
     /// Bytes of the allocator's segments.
     pub reserved_bytes: Option<u64>,
+    /// Segment bytes and what the process holds outside the allocator.
+    #[serde(default)]
+    pub process_bytes: Option<u64>,
+    /// All memory of the device.
+    #[serde(default)]
+    pub device_bytes: Option<u64>,
 }
 
 /// The peak of each measure.
@@ -258,10 +283,26 @@ pub struct Oom {
     pub event: u64,
     /// The bytes the program asked for.
     pub requested_bytes: u64,
-    /// The bytes the allocator then asked of the device.
+    /// The block that would have served it.
+    #[serde(default)]
+    pub rounded_bytes: Option<u64>,
+    /// The bytes the allocator then asked of the device: the "Tried to allocate" of PyTorch's message.
     pub device_request_bytes: Option<u64>,
+    /// The largest cached block that the request could have had; 0 where there was none.
+    #[serde(default)]
+    pub largest_free_block_bytes: Option<u64>,
+    /// What was left on the device.
+    #[serde(default)]
+    pub device_free_bytes: Option<u64>,
     /// The object that was to be made.
     pub object: Option<String>,
+    /// All measures at that instant, after the allocator gave back what it could.
+    #[serde(default)]
+    pub held: Ladder,
+    /// What holds the device at that instant, largest first, then by name. They sum to the allocated
+    /// bytes of `held`; empty where they are not known.
+    #[serde(default)]
+    pub holders: Vec<Contributor>,
 }
 
 impl Ledger {
@@ -275,6 +316,7 @@ impl Ledger {
             provenance: about.provenance,
             subject: about.subject,
             devices: books.devices.iter().map(Device::from).collect(),
+            outside: about.outside,
             phases: books.phases.iter().map(PhaseRow::from).collect(),
             peaks: Peaks {
                 requested: books.peaks.requested.as_ref().map(Peak::from),
@@ -336,6 +378,7 @@ impl About {
             parameters: None,
             flops: None,
             batch: None,
+            outside: Vec::new(),
             assumptions: Vec::new(),
             interpretation_limits: Vec::new(),
             warnings: Vec::new(),
@@ -425,6 +468,8 @@ impl From<ledger::Ladder> for Ladder {
             allocated_bytes: plain(ladder.allocated),
             active_bytes: plain(ladder.active),
             reserved_bytes: plain(ladder.reserved),
+            process_bytes: plain(ladder.process),
+            device_bytes: plain(ladder.device),
         }
     }
 }
@@ -436,6 +481,8 @@ impl Ladder {
             allocated: optional_bytes(place, self.allocated_bytes)?,
             active: optional_bytes(place, self.active_bytes)?,
             reserved: optional_bytes(place, self.reserved_bytes)?,
+            process: optional_bytes(place, self.process_bytes)?,
+            device: optional_bytes(place, self.device_bytes)?,
         })
     }
 }
@@ -516,8 +563,13 @@ impl From<&ledger::Failure> for Oom {
             phase: failure.at.as_ref().map(|at| at.phase.clone()),
             event: failure.event as u64,
             requested_bytes: failure.requested.get(),
+            rounded_bytes: None,
             device_request_bytes: plain(failure.device_request),
+            largest_free_block_bytes: None,
+            device_free_bytes: None,
             object: failure.object.clone(),
+            held: Ladder::default(),
+            holders: Vec::new(),
         }
     }
 }

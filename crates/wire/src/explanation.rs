@@ -18,7 +18,11 @@ pub struct Explanation {
     pub timeline: Vec<Span>,
     /// How many steps have no row in `timeline`.
     pub steps_left_out: u32,
-    /// Who is there at the peak, in the order a person thinks of them; they sum to the peak.
+    /// The measures at one instant, from the bytes asked for up to the whole card: when a request
+    /// found no room, or else at the peak of the reserved bytes. Empty where those are not known.
+    pub ladder: Vec<Rung>,
+    /// Who is there at the peak, or when a request found no room, in the order a person thinks of
+    /// them; they sum to the peak, or to what was allocated then.
     pub owners: Vec<Owner>,
     /// What other settings would save, the most first.
     pub levers: Vec<Lever>,
@@ -37,6 +41,19 @@ pub struct PeakSummary {
     pub micro_batch: Option<u32>,
     /// The phase, where known.
     pub phase: Option<String>,
+}
+
+/// One measure of the ladder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rung {
+    /// Its name.
+    pub measure: String,
+    /// The total.
+    pub bytes: u64,
+    /// What it has more than the measure before.
+    pub more_bytes: u64,
+    /// What that is, and what was assumed of it.
+    pub what: String,
 }
 
 /// One row of the timeline: a phase of the load, or of one or more equal steps.

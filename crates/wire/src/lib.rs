@@ -12,8 +12,8 @@ mod tape;
 mod words;
 
 pub use books::{
-    About, Batch, Contributor, Device, DeviceKind, Flops, Ladder, Ledger, Oom, Parameters, Peak, Peaks,
-    PhaseRow, Totals,
+    About, Batch, Contributor, Device, DeviceKind, Flops, Ladder, Ledger, Oom, Outside, Parameters, Peak,
+    Peaks, PhaseRow, Totals,
 };
 pub use compare::{Baseline, Candidate, Comparison};
 pub use document::{Document, schemas, to_json};

@@ -55,6 +55,7 @@ fn the_ledger_has_the_fields_of_its_format() {
         "provenance": "estimated",
         "subject": {"model": "small"},
         "devices": [{"name": "H100-80GB", "kind": "gpu", "capacity_bytes": 1000, "context_bytes": null}],
+        "outside": [],
         "phases": [
             {"device": 0, "step": 0, "micro_batch": null, "phase": "load",
              "peak": {"requested_bytes": 100, "allocated_bytes": null, "reserved_bytes": null},
@@ -69,7 +70,7 @@ fn the_ledger_has_the_fields_of_its_format() {
             "requested": {
                 "bytes": 120, "device": 0, "step": 1, "micro_batch": 1, "phase": "forward", "event": 3,
                 "at_peak": {"requested_bytes": 120, "allocated_bytes": null, "active_bytes": null,
-                            "reserved_bytes": null},
+                            "reserved_bytes": null, "process_bytes": null, "device_bytes": 1000},
                 "by_category": {"parameter": 100, "activation": 20},
                 "contributors": [
                     {"name": "weight", "category": "parameter", "bytes": 100, "count": 1, "saved": 0},

@@ -3,15 +3,11 @@
 use anyhow::Result;
 use report::PlanReport;
 use vramledger::PlanQuestion;
-use vramledger::ledger::Bytes;
 use vramledger::models::Setup;
 
 use crate::args::{Common, Format, PlanArgs, PlanSettings};
 use crate::exit::Exit;
 use crate::{failure, output, setup_file};
-
-/// What a CUDA context takes of a card, where nothing else is said.
-const CONTEXT: Bytes = Bytes::mib(550);
 
 /// Answers `plan`.
 pub fn run(args: PlanArgs, common: &Common) -> Result<Exit> {
@@ -27,7 +23,7 @@ pub fn run(args: PlanArgs, common: &Common) -> Result<Exit> {
         model: &model,
         setup: setup(&settings),
         gpu,
-        context: settings.context.unwrap_or(CONTEXT),
+        context: settings.context.unwrap_or(vramledger::CONTEXT),
         alloc_conf: settings.alloc_conf.clone().unwrap_or_default(),
     };
     let mut plan = vramledger::plan(question)?;
@@ -39,11 +35,10 @@ pub fn run(args: PlanArgs, common: &Common) -> Result<Exit> {
         output::write_file(&path, &vramledger::tape_file(&plan)?)?;
         plan.ledger.tape = Some(path.display().to_string());
     }
-    let mut explanation = vramledger::explain(&plan.ledger);
-    if matches!(common.format, Format::Text | Format::Markdown) {
-        explanation.demand = vramledger::demand(&plan);
-        explanation.levers = vramledger::levers(&plan);
-    }
+    let explanation = match common.format {
+        Format::Text | Format::Markdown => vramledger::explain_plan(&plan),
+        Format::Json | Format::Csv => vramledger::explain(&plan.ledger),
+    };
     let report = PlanReport { ledger: &plan.ledger, explanation: &explanation };
     output::answer_with(&plan.ledger, &report, &common)?;
     failure::warn(&plan.ledger.warnings, &common);

@@ -22,6 +22,15 @@ fn plan() {
           backward x 2   2614.00    2368.00  <- peak      320.00    16.00      16.00      32.00   256.00
           update         2614.00     336.00               304.00    16.00          0      32.00   256.00
 
+    The card when most is reserved, GiB
+    measure    total    more  which is
+    requested   2.30          asked for by the program
+    allocated   2.30  +<0.01  rounding up to blocks
+    active      2.30      +0  blocks that wait for other streams
+    reserved    2.55   +0.26  cached by the allocator
+    process     3.09   +0.54  CUDA context: differs by card, driver and loaded kernels
+    device     79.65  +76.56  left of the card
+
     At the peak, MiB
     what                held   share
     weights            16.00   0.7 %
@@ -40,7 +49,6 @@ fn plan() {
     Assumed
       - cuBLAS workspace of the default size for the card, allocated around each product and freed
         (torch 2.15)
-      - the CUDA context takes 550 MiB of the card, which the allocator never sees
 
     Not in these figures
       - one process on one device: no other process, no NCCL, no data loader on the GPU
@@ -53,9 +61,10 @@ fn plan_that_does_not_fit() {
     exit 1
     --- stdout
     gpt2 does not fit on H100-80GB: out of memory in update of step 1
-    It asks for 9.00 MiB for transformer.h.*.mlp.c_proj.weight.exp_avg_sq, for which the allocator needs
-    20.00 MiB of the card: 6.00 MiB more than is left. Given room it would peak at 2373.50 MiB requested
-    (update, step 1).
+    It asks for 9.00 MiB for transformer.h.*.mlp.c_proj.weight.exp_avg_sq (event 2,133), for which the
+    allocator tries to take 20.00 MiB of the card: 6.00 MiB more than is left; 1484.00 MiB are reserved,
+    and the largest free block of its kind has 2.00 MiB. Given room it would peak at 2373.50 MiB
+    requested (update, step 1).
     124.44M parameters (474.70 MiB); micro-batch 1; length 256; adamw; attention sdpa; torch 2.15; 198.2
     GFLOP a step; H100-80GB 2048.00 MiB, of which 1498.00 MiB for the allocator
 
@@ -66,12 +75,30 @@ fn plan_that_does_not_fit() {
           backward   1464.00    1252.43               949.40   474.70     474.70          0   <0.01
           update     1484.00    1412.15  <- peak     1403.10   474.70     474.70     453.70   <0.01
 
-    At the peak, MiB
-    what               held   share
-    weights          475.46  33.7 %
-    gradients        480.96  34.1 %
-    optimizer state  455.72  32.3 %
-    the rest          <0.01   0.0 %
+    The card when it failed, MiB
+    measure      total     more  which is
+    requested  1403.10           asked for by the program
+    allocated  1412.15    +9.05  rounding up to blocks
+    active     1412.15       +0  blocks that wait for other streams
+    reserved   1484.00   +71.85  cached by the allocator
+    process    2034.00  +550.00  CUDA context: differs by card, driver and loaded kernels
+    device     2048.00   +14.00  left of the card
+
+    Allocated when it failed, MiB
+    what                     held   share
+    weights                474.70  33.6 %
+    gradients              474.70  33.6 %
+    optimizer state        453.70  32.1 %
+    rounding up to blocks    9.05   0.6 %
+    the rest                <0.01   0.0 %
+
+    The largest holders when it failed, MiB
+    objects                            category         count    held
+    transformer.wte.weight             parameter            1  147.24
+    transformer.wte.weight             gradient             1  147.24
+    transformer.wte.weight.exp_avg     optimizer_state      1  147.24
+    transformer.wte.weight.exp_avg_sq  optimizer_state      1  147.24
+    transformer.h.*.mlp.c_fc.weight    parameter           12  108.00
 
     What would change it most, requested MiB
     setting                 peak changes by       to  in
@@ -84,7 +111,6 @@ fn plan_that_does_not_fit() {
       - cuBLAS workspace of the default size for the card, allocated around each product and freed
         (torch 2.15)
       - attention runs the memory-efficient kernel
-      - the CUDA context takes 550 MiB of the card, which the allocator never sees
 
     Not in these figures
       - one process on one device: no other process, no NCCL, no data loader on the GPU
