@@ -82,6 +82,8 @@ impl From<Color> for anstream::ColorChoice {
 pub enum Command {
     /// Predict a training step from a model config: what is on the card when, and who makes the peak
     Plan(Box<PlanArgs>),
+    /// One tape under several settings of the allocator: reserved, stranded, retries, whether it fits
+    Simulate(SimulateArgs),
     /// Ledgers side by side: peak, phase, owners, savings with their sign
     Compare(CompareArgs),
     /// A prediction beside what the allocator says, line by line
@@ -98,6 +100,29 @@ pub enum Command {
     Models,
     /// The GPUs that are known by name
     Gpus,
+}
+
+/// Arguments of `simulate`.
+#[derive(Args)]
+pub struct SimulateArgs {
+    /// The tape that `plan -o run.vlt` keeps, or -
+    #[arg(value_name = "[NAME=]TAPE")]
+    pub tape: NamedFile,
+    /// Settings as in PYTORCH_CUDA_ALLOC_CONF, once for each row (default: none beside expandable_segments:True)
+    #[arg(long, value_name = "STRING")]
+    pub alloc_conf: Vec<String>,
+    /// The card [default: the tape's]
+    #[arg(long, value_name = "NAME")]
+    pub gpu: Option<String>,
+    /// All memory of the card [default: the tape's, or that of --gpu]
+    #[arg(long, value_name = "SIZE", value_parser = value::size, allow_negative_numbers = true)]
+    pub capacity: Option<Bytes>,
+    /// What of it the allocator never sees [default: the tape's, or 550MiB]
+    #[arg(long, value_name = "SIZE", value_parser = value::size, allow_negative_numbers = true)]
+    pub context: Option<Bytes>,
+    /// The release of torch that chooses among equal blocks [default: the tape's, or 2.15]
+    #[arg(long, value_name = "VERSION", value_parser = value::choice(Torch::ALL, Torch::as_str))]
+    pub torch: Option<Torch>,
 }
 
 /// Arguments of `compare`.

@@ -3,11 +3,12 @@
 mod plan;
 
 use anyhow::Result;
-use vramledger::TradeoffQuestion;
 use vramledger::ledger::{Found, Signal};
+use vramledger::{SimulateQuestion, TradeoffQuestion};
 
 use crate::args::{Cli, Command};
 use crate::exit::Exit;
+use crate::failure;
 use crate::input::NamedFile;
 use crate::output::answer;
 
@@ -16,6 +17,20 @@ pub fn run(cli: Cli) -> Result<Exit> {
     let common = &cli.common;
     match cli.command {
         Command::Plan(args) => return plan::run(*args, common),
+        Command::Simulate(args) => {
+            let usual = ["", "expandable_segments:True"].map(String::from);
+            let question = SimulateQuestion {
+                alloc_confs: if args.alloc_conf.is_empty() { &usual } else { &args.alloc_conf },
+                gpu: args.gpu.as_deref().map(vramledger::find_gpu).transpose()?,
+                capacity: args.capacity,
+                context: args.context,
+                torch: args.torch,
+            };
+            let (path, bytes) = args.tape.contents()?;
+            let answered = vramledger::simulate(&args.tape.name, &path, &bytes, &question)?;
+            answer(&answered, common)?;
+            failure::warn(&answered.warnings, common);
+        }
         Command::Compare(args) => {
             let (base, others) = (args.base.ledger()?, args.others.iter().map(NamedFile::ledger));
             let others = others.collect::<Result<Vec<_>>>()?;

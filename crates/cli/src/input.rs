@@ -38,9 +38,15 @@ impl FromStr for NamedFile {
 impl NamedFile {
     /// The ledger in the file, whichever form holds it.
     pub fn ledger(&self) -> Result<Ledger> {
+        let (path, bytes) = self.contents()?;
+        Ok(vramledger::read_ledger(&path, &bytes)?)
+    }
+
+    /// The path of the file, and what is in it.
+    pub fn contents(&self) -> Result<(String, Vec<u8>)> {
         let path = self.path.display().to_string();
         let bytes = self.read().with_context(|| format!("failed to read `{path}`"))?;
-        Ok(vramledger::read_ledger(&path, &bytes)?)
+        Ok((path, bytes))
     }
 
     fn read(&self) -> Result<Vec<u8>> {

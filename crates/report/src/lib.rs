@@ -10,6 +10,7 @@ mod page;
 mod plan;
 mod reconcile;
 mod sheet;
+mod simulate;
 mod units;
 
 pub use page::{Block, Column, Page};

@@ -16,7 +16,7 @@ pub enum Error {
     NoFile { path: String },
     #[error("failed to read `{path}`")]
     Read { path: String, source: std::io::Error },
-    #[error("the allocator settings `{settings}`: {problem}")]
+    #[error("the allocator settings `{}`: {problem}", ledger::clip(.settings))]
     Settings { settings: String, problem: allocator::SettingsError },
     #[error("{what}")]
     Setup { what: String },
@@ -28,6 +28,8 @@ pub enum Error {
     TapeFile(#[from] wire::WriteError),
     #[error("`{name}`: {problem}")]
     Document { name: String, problem: wire::ReadError },
+    #[error("`{name}` {what}: a tape is needed")]
+    NoTape { name: String, what: &'static str, tape: Option<String> },
     #[error("`{name}`: {problem}")]
     States { name: String, problem: ledger::StateError },
     #[error(transparent)]
@@ -48,6 +50,10 @@ impl Error {
                 let otherwise = "a model is a name that `vramledger models` lists, a config.json, a directory that holds one, or mlp:LAYERSxWIDTH";
                 Some(suggest(name, names, otherwise))
             }
+            Self::NoTape { tape: Some(tape), .. } => {
+                Some(format!("it was made from the tape `{}`", ledger::clip(tape)))
+            }
+            Self::NoTape { tape: None, .. } => Some("`vramledger plan MODEL -o run.vlt` keeps one".into()),
             _ => None,
         }
     }

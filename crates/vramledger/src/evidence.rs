@@ -1,6 +1,6 @@
 //! A ledger from whatever holds one: a ledger document, a tape, hand-written states.
 
-use ledger::Provenance;
+use ledger::{DeviceKind, Provenance, Tape, Unit};
 use wire::{About, Document, Ledger};
 
 use crate::Error;
@@ -23,4 +23,27 @@ pub fn read_ledger(name: &str, bytes: &[u8]) -> Result<Ledger, Error> {
             Ledger::new(About::new(Provenance::Constructed), &ledger::replay(&tape, None))
         }
     })
+}
+
+/// The tape of requested bytes in `bytes`, which are a tape file; `name` is what to call them where
+/// they are none.
+///
+/// # Errors
+/// What is wrong with them and where, or what they are instead.
+pub(crate) fn read_tape(name: &str, bytes: &[u8]) -> Result<(About, Tape), Error> {
+    let no_tape = |what, tape| Err(Error::NoTape { name: name.into(), what, tape });
+    let document = Document::read(bytes).map_err(|problem| Error::Document { name: name.into(), problem })?;
+    match document {
+        Document::Ledger(ledger) => no_tape("is a ledger, which has totals and no requests", ledger.tape),
+        Document::States(_) => {
+            no_tape("holds hand-written states, whose sizes are blocks and not requests", None)
+        }
+        Document::Tape(read) if read.1.unit != Unit::Requested => {
+            no_tape("is a tape of blocks, which has lost the sizes of the requests", None)
+        }
+        Document::Tape(read) if read.1.devices.iter().all(|device| device.kind != DeviceKind::Gpu) => {
+            no_tape("is a tape without a GPU", None)
+        }
+        Document::Tape(read) => Ok(*read),
+    }
 }

@@ -13,6 +13,7 @@ mod levers;
 mod model;
 mod plan;
 mod reconcile;
+mod simulate;
 mod timeline;
 mod tradeoff;
 
@@ -27,5 +28,6 @@ pub use levers::explain_plan;
 pub use model::{NamedModel, load_model};
 pub use plan::{CONTEXT, Plan, PlanQuestion, plan, tape_file};
 pub use reconcile::reconcile;
+pub use simulate::{SimulateQuestion, simulate};
 pub use tradeoff::{TradeoffQuestion, tradeoff};
 pub use {ledger, models, wire};

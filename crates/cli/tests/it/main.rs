@@ -5,4 +5,5 @@ mod frame;
 mod pages;
 mod plan;
 mod run;
+mod simulate;
 mod vectors;
