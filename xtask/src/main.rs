@@ -4,6 +4,7 @@ mod bench;
 mod case;
 mod emulator_symbols;
 mod events;
+mod schema;
 mod tape_diff;
 mod test;
 mod truth;
@@ -27,6 +28,8 @@ enum Command {
     Truth(truth::Truth),
     /// Time and memory, held against their goals; writes docs/benchmarks.md
     Bench(bench::Bench),
+    /// The JSON schema of each document; writes docs/schema
+    Schema,
     /// A planned tape against a recorded event list, event by event
     TapeDiff(tape_diff::TapeDiff),
     /// The names the emulator must export for a build of PyTorch, from its libraries
@@ -39,6 +42,7 @@ fn main() -> ExitCode {
         Command::Test => test::run(),
         Command::Truth(args) => truth::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Schema => schema::run(),
         Command::TapeDiff(args) => tape_diff::run(&args),
         Command::EmulatorSymbols(args) => emulator_symbols::run(&args),
     };

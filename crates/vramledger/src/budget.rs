@@ -73,7 +73,7 @@ pub fn budget(sizes: &[u64], gpu: &Gpu, count: u64) -> Result<Budget, Error> {
         }
     });
     Ok(Budget {
-        format: "vramledger-budget/1".into(),
+        format: Budget::FORMAT.into(),
         cards: BudgetCards {
             gpu: gpu.name.into(),
             count,

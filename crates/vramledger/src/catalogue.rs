@@ -22,13 +22,13 @@ pub fn gpu_catalogue() -> GpuCatalogue {
         multiprocessors: gpu.multiprocessors,
         source: gpu.source.into(),
     };
-    GpuCatalogue { format: "vramledger-gpus/1".into(), gpus: GPUS.iter().map(entry).collect() }
+    GpuCatalogue { format: GpuCatalogue::FORMAT.into(), gpus: GPUS.iter().map(entry).collect() }
 }
 
 /// Every preset.
 pub fn model_catalogue() -> ModelCatalogue {
     ModelCatalogue {
-        format: "vramledger-models/1".into(),
+        format: ModelCatalogue::FORMAT.into(),
         models: PRESETS.iter().map(|preset| entry(preset.name, preset.config)).collect(),
         families: Model::families().into_iter().map(Into::into).collect(),
     }

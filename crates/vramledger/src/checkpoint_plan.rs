@@ -29,7 +29,7 @@ pub fn checkpoint_plan(layers: u64, segment: Option<u64>) -> Result<CheckpointPl
     shown.sort_unstable();
     shown.dedup();
     Ok(CheckpointPlan {
-        format: "vramledger-checkpoint-plan/1".into(),
+        format: CheckpointPlan::FORMAT.into(),
         layers,
         units_without: layers,
         segments: shown.into_iter().map(|segment| units(layers, segment)).collect(),

@@ -65,7 +65,7 @@ pub fn tradeoff(question: TradeoffQuestion) -> Result<Tradeoff, Error> {
     }
     rows.dedup_by(|a, b| a == b);
     Ok(Tradeoff {
-        format: "vramledger-tradeoff/1".into(),
+        format: Tradeoff::FORMAT.into(),
         batch,
         seq,
         hidden,

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Budget {
     /// `vramledger-budget/1`.
+    #[schemars(extend("const" = Budget::FORMAT))]
     pub format: String,
     /// The cards that are asked about.
     pub cards: BudgetCards,
@@ -73,6 +74,7 @@ pub struct BudgetModel {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CheckpointPlan {
     /// `vramledger-checkpoint-plan/1`.
+    #[schemars(extend("const" = CheckpointPlan::FORMAT))]
     pub format: String,
     /// The layers of the model.
     pub layers: u64,
@@ -103,6 +105,7 @@ pub struct CheckpointSegment {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Tradeoff {
     /// `vramledger-tradeoff/1`.
+    #[schemars(extend("const" = Tradeoff::FORMAT))]
     pub format: String,
     /// Samples of one micro-batch.
     pub batch: u64,
@@ -135,6 +138,7 @@ pub struct TradeoffRow {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ModelCatalogue {
     /// `vramledger-models/1`.
+    #[schemars(extend("const" = ModelCatalogue::FORMAT))]
     pub format: String,
     /// A row for each preset.
     pub models: Vec<ModelEntry>,
@@ -169,6 +173,7 @@ pub struct ModelEntry {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct GpuCatalogue {
     /// `vramledger-gpus/1`.
+    #[schemars(extend("const" = GpuCatalogue::FORMAT))]
     pub format: String,
     /// A row for each card; the first is the default.
     pub gpus: Vec<GpuEntry>,
@@ -189,4 +194,21 @@ pub struct GpuEntry {
     pub multiprocessors: u32,
     /// Where the figures come from.
     pub source: String,
+}
+
+macro_rules! formats {
+    ($($document:ident: $format:literal),+ $(,)?) => {$(
+        impl $document {
+            /// The format of this document.
+            pub const FORMAT: &str = $format;
+        }
+    )+};
+}
+
+formats! {
+    Budget: "vramledger-budget/1",
+    CheckpointPlan: "vramledger-checkpoint-plan/1",
+    Tradeoff: "vramledger-tradeoff/1",
+    ModelCatalogue: "vramledger-models/1",
+    GpuCatalogue: "vramledger-gpus/1",
 }

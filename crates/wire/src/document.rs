@@ -5,8 +5,9 @@ use schemars::{Schema, schema_for};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
+use crate::answers::{Budget, CheckpointPlan, GpuCatalogue, ModelCatalogue, Tradeoff};
 use crate::states::{self, Field, StatesSchema};
-use crate::{About, Comparison, Ledger, ReadError, Reconciliation, read_tape, tape};
+use crate::{About, Comparison, Ledger, ReadError, Reconciliation, Simulation, read_tape, tape};
 
 /// What every command reads.
 #[derive(Debug)]
@@ -63,6 +64,7 @@ impl Document {
             Ledger::FORMAT => Ok(Self::Ledger(Box::new(Ledger::read(json)?))),
             Comparison::FORMAT => Err(ReadError::OtherDocument { format, what: "a comparison" }),
             Reconciliation::FORMAT => Err(ReadError::OtherDocument { format, what: "a reconciliation" }),
+            Simulation::FORMAT => Err(ReadError::OtherDocument { format, what: "a simulation" }),
             "vramledger-instants/1" => Err(ReadError::OtherDocument { format, what: "a list of instants" }),
             "vramledger-series/1" => Err(ReadError::OtherDocument { format, what: "a series" }),
             other => match other.strip_prefix("vramledger/") {
@@ -94,11 +96,17 @@ pub fn to_json(document: &impl Serialize) -> String {
 }
 
 /// The JSON schema of each document, by the name of its format.
-pub fn schemas() -> [(&'static str, Schema); 4] {
-    [
+pub fn schemas() -> Vec<(&'static str, Schema)> {
+    vec![
         (Ledger::FORMAT, schema_for!(Ledger)),
         (Comparison::FORMAT, schema_for!(Comparison)),
         (Reconciliation::FORMAT, schema_for!(Reconciliation)),
+        (Simulation::FORMAT, schema_for!(Simulation)),
+        (Budget::FORMAT, schema_for!(Budget)),
+        (CheckpointPlan::FORMAT, schema_for!(CheckpointPlan)),
+        (Tradeoff::FORMAT, schema_for!(Tradeoff)),
+        (ModelCatalogue::FORMAT, schema_for!(ModelCatalogue)),
+        (GpuCatalogue::FORMAT, schema_for!(GpuCatalogue)),
         ("states", schema_for!(StatesSchema)),
     ]
 }
