@@ -1,0 +1,11 @@
+//! Readers of what runs leave behind: bytes in, evidence and structured warnings out.
+//!
+//! A reader takes what a file says and no more: what it could not tell is a [`Warning`], what it
+//! cannot read at all is one sentence. No input may panic, hang, run code or exhaust memory.
+
+pub mod pickle;
+pub mod snapshot;
+mod warning;
+
+pub use snapshot::{Snapshot, SnapshotError};
+pub use warning::Warning;

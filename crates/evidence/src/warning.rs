@@ -1,0 +1,95 @@
+//! What a reader could not tell, or found odd.
+
+use std::fmt;
+
+use ledger::Bytes;
+
+/// What a file does not say, or says against itself. A reading with warnings is still a reading.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the message says it")]
+pub enum Warning {
+    /// Nothing was recorded over time: only the end state is known.
+    NoEvents,
+    /// One entry is no recording.
+    OneEvent,
+    /// The recording began when there was memory in use already.
+    BegunInTheMiddle { device: u16, objects: u64, bytes: Bytes },
+    /// The oldest entries are gone.
+    Truncated { device: u16, unmatched_frees: u64 },
+    /// Actions that no known PyTorch records; the entries are kept and mean nothing here.
+    UnknownActions { action: String, count: u64 },
+    /// Allocations at an address that was still in use: a free was not recorded.
+    UnrecordedFrees { device: u16, count: u64, bytes: Bytes },
+    /// Blocks in use at the end that were made while nothing was recorded.
+    UnrecordedAllocations { device: u16, count: u64, bytes: Bytes },
+    /// Objects of the recording that are not among the blocks in use at the end.
+    MissingAtEnd { device: u16, count: u64, bytes: Bytes },
+    /// The end state names no blocks for a device that has a recording.
+    NoEndState { device: u16 },
+    /// Segment entries and the segments at the end do not agree.
+    SegmentsDisagree { device: u16, count: u64 },
+    /// Nothing has a stack: the recording was made without.
+    NoStacks,
+    /// Nothing has a time: PyTorch before 2.2 does not record it.
+    NoTimes,
+    /// There are bytes after the end of the data.
+    TrailingBytes { count: u64 },
+    /// A mark or label of a recording that finds nothing to stand on.
+    UnplacedLabels { count: u64 },
+    /// The figures noted at a mark are not those of the entries up to it.
+    MarkDisagrees { mark: u32, measure: &'static str, noted: Bytes, found: Bytes },
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoEvents => f.write_str(
+                "nothing was recorded over time, only the state at the end: call `torch.cuda.memory._record_memory_history()` before the run",
+            ),
+            Self::OneEvent => {
+                f.write_str("the recording holds one entry: it was begun when everything was done")
+            }
+            Self::BegunInTheMiddle { device, objects, bytes } => write!(
+                f,
+                "device {device}: the recording begins when {objects} objects of {bytes} are in use already; who made them, and when, is known only as far as the end state tells"
+            ),
+            Self::Truncated { device, unmatched_frees } => write!(
+                f,
+                "device {device}: {unmatched_frees} objects are let go that the recording never saw made: it was begun in mid-run, or its oldest entries were dropped (`max_entries`)"
+            ),
+            Self::UnknownActions { action, count } => {
+                write!(f, "{count} entries of the unknown action `{action}` are left out of the account")
+            }
+            Self::UnrecordedFrees { device, count, bytes } => write!(
+                f,
+                "device {device}: {count} objects of {bytes} were let go without an entry; they are taken to end when their address is used again"
+            ),
+            Self::UnrecordedAllocations { device, count, bytes } => write!(
+                f,
+                "device {device}: {count} blocks of {bytes} in use at the end were made without an entry"
+            ),
+            Self::MissingAtEnd { device, count, bytes } => write!(
+                f,
+                "device {device}: {count} objects of {bytes} that were never let go are not in use at the end: the state is later than the recording"
+            ),
+            Self::NoEndState { device } => write!(
+                f,
+                "device {device}: no segments are listed, so what was there before the recording is known only where it was let go"
+            ),
+            Self::SegmentsDisagree { device, count } => write!(
+                f,
+                "device {device}: {count} segment entries do not agree with the segments at the end: reserved bytes may be off"
+            ),
+            Self::NoStacks => f.write_str("no entry has a stack: who made what cannot be told"),
+            Self::NoTimes => f.write_str("no entry has a time"),
+            Self::TrailingBytes { count } => write!(f, "{count} bytes after the end of the data are not read"),
+            Self::UnplacedLabels { count } => {
+                write!(f, "{count} labels name addresses where nothing is in use at their mark")
+            }
+            Self::MarkDisagrees { mark, measure, noted, found } => write!(
+                f,
+                "at mark {mark} the program noted {noted} {measure}, and the entries up to it make {found}"
+            ),
+        }
+    }
+}
