@@ -7,7 +7,10 @@
 //! Sizes of trace entries are the bytes asked for, sizes of blocks the allocator's, sizes of
 //! segments what it holds of the device: three units, never to be added.
 
+mod anchor;
 mod build;
+mod ranges;
+mod tape;
 
 use std::ops::Range;
 
@@ -17,6 +20,8 @@ use thiserror::Error;
 
 use crate::Warning;
 use crate::pickle::{self, Limits, PickleError, Text};
+
+pub use tape::{Alive, Birth, Narrator, Plain, Taped};
 
 /// A snapshot as its file tells it.
 #[derive(Debug)]

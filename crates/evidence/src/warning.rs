@@ -13,21 +13,21 @@ pub enum Warning {
     /// One entry is no recording.
     OneEvent,
     /// The recording began when there was memory in use already.
-    BegunInTheMiddle { device: u16, objects: u64, bytes: Bytes },
+    BegunInTheMiddle { device: String, objects: u64, bytes: Bytes },
     /// The oldest entries are gone.
-    Truncated { device: u16, unmatched_frees: u64 },
+    Truncated { device: String, unmatched_frees: u64 },
     /// Actions that no known PyTorch records; the entries are kept and mean nothing here.
     UnknownActions { action: String, count: u64 },
     /// Allocations at an address that was still in use: a free was not recorded.
-    UnrecordedFrees { device: u16, count: u64, bytes: Bytes },
+    UnrecordedFrees { device: String, count: u64 },
     /// Blocks in use at the end that were made while nothing was recorded.
-    UnrecordedAllocations { device: u16, count: u64, bytes: Bytes },
+    UnrecordedAllocations { device: String, count: u64, bytes: Bytes },
     /// Objects of the recording that are not among the blocks in use at the end.
-    MissingAtEnd { device: u16, count: u64, bytes: Bytes },
+    MissingAtEnd { device: String, count: u64, bytes: Bytes },
     /// The end state names no blocks for a device that has a recording.
-    NoEndState { device: u16 },
+    NoEndState { device: String },
     /// Segment entries and the segments at the end do not agree.
-    SegmentsDisagree { device: u16, count: u64 },
+    SegmentsDisagree { device: String, count: u64 },
     /// Nothing has a stack: the recording was made without.
     NoStacks,
     /// Nothing has a time: PyTorch before 2.2 does not record it.
@@ -51,34 +51,34 @@ impl fmt::Display for Warning {
             }
             Self::BegunInTheMiddle { device, objects, bytes } => write!(
                 f,
-                "device {device}: the recording begins when {objects} objects of {bytes} are in use already; who made them, and when, is known only as far as the end state tells"
+                "{device}: the recording begins when {objects} objects of {bytes} are in use already; who made them, and when, is known only as far as the end state tells"
             ),
             Self::Truncated { device, unmatched_frees } => write!(
                 f,
-                "device {device}: {unmatched_frees} objects are let go that the recording never saw made: it was begun in mid-run, or its oldest entries were dropped (`max_entries`)"
+                "{device}: {unmatched_frees} objects are let go that the recording never saw made: it was begun in mid-run, or its oldest entries were dropped (`max_entries`)"
             ),
             Self::UnknownActions { action, count } => {
                 write!(f, "{count} entries of the unknown action `{action}` are left out of the account")
             }
-            Self::UnrecordedFrees { device, count, bytes } => write!(
+            Self::UnrecordedFrees { device, count } => write!(
                 f,
-                "device {device}: {count} objects of {bytes} were let go without an entry; they are taken to end when their address is used again"
+                "{device}: {count} objects were let go without an entry; they are taken to end when their address is used again"
             ),
             Self::UnrecordedAllocations { device, count, bytes } => write!(
                 f,
-                "device {device}: {count} blocks of {bytes} in use at the end were made without an entry"
+                "{device}: {count} blocks of {bytes} in use at the end were made without an entry"
             ),
             Self::MissingAtEnd { device, count, bytes } => write!(
                 f,
-                "device {device}: {count} objects of {bytes} that were never let go are not in use at the end: the state is later than the recording"
+                "{device}: {count} objects of {bytes} that were never let go are not in use at the end: the state is later than the recording"
             ),
             Self::NoEndState { device } => write!(
                 f,
-                "device {device}: no segments are listed, so what was there before the recording is known only where it was let go"
+                "{device}: no segments are listed, so what was there before the recording is known only where it was let go"
             ),
             Self::SegmentsDisagree { device, count } => write!(
                 f,
-                "device {device}: {count} segment entries do not agree with the segments at the end: reserved bytes may be off"
+                "{device}: {count} segment entries do not agree with the segments at the end: reserved bytes may be off"
             ),
             Self::NoStacks => f.write_str("no entry has a stack: who made what cannot be told"),
             Self::NoTimes => f.write_str("no entry has a time"),
