@@ -4,8 +4,10 @@
 //! cannot read at all is one sentence. No input may panic, hang, run code or exhaust memory.
 
 pub mod pickle;
+pub mod recording;
 pub mod snapshot;
 mod warning;
 
+pub use recording::{Recording, RecordingError};
 pub use snapshot::{Snapshot, SnapshotError};
 pub use warning::Warning;

@@ -21,7 +21,7 @@ use thiserror::Error;
 use crate::Warning;
 use crate::pickle::{self, Limits, PickleError, Text};
 
-pub use tape::{Alive, Birth, Narrator, Plain, Taped};
+pub use tape::{Alive, Narrator, Origin, Plain, Taped};
 
 /// A snapshot as its file tells it.
 #[derive(Debug)]

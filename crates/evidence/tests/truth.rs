@@ -93,7 +93,7 @@ fn tapes_are_the_recorded_lists_event_by_event() {
             panic!("{}: event {at} is {:?}, recorded {:?}", case.name, ours[at], theirs[at]);
         }
         assert_eq!(ours.len(), theirs.len(), "{}", case.name);
-        assert_eq!(taped.births.len(), taped.tape.objects().len());
+        assert_eq!(taped.origins.len(), taped.tape.objects().len());
     }
 }
 

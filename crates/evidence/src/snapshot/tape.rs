@@ -25,7 +25,7 @@ pub struct Taped {
     /// where that is known.
     pub tape: Tape,
     /// Where each object comes from, by its handle.
-    pub births: Vec<Birth>,
+    pub origins: Vec<Origin>,
     /// For each device of the tape the trace it was made of: an index into [`Snapshot::traces`];
     /// none for pinned host memory.
     pub devices: Vec<Option<usize>>,
@@ -33,14 +33,16 @@ pub struct Taped {
     pub warnings: Vec<Warning>,
 }
 
-/// Where an object comes from.
+/// Where an object comes from, and where it went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Birth {
+pub struct Origin {
     /// The device of the tape.
     pub device: DeviceId,
     /// The entry of that device's trace that made it; none for what was there before, or came
     /// without an entry.
     pub entry: Option<u32>,
+    /// The entry with which the program let go of it; none where there is none.
+    pub end: Option<u32>,
     /// Where it lived.
     pub address: u64,
     /// Who made it, as far as recorded.
@@ -61,10 +63,10 @@ struct Living {
 }
 
 impl Alive {
-    /// The object at `address` of `device`.
-    pub fn at(&self, device: DeviceId, address: u64) -> Option<ObjectId> {
-        let living = self.devices.get(usize::from(device.0))?.get(&address)?;
-        Some(living.object)
+    /// The object at `address`. Devices of one process share their addresses; the first that has
+    /// one there is taken.
+    pub fn at(&self, address: u64) -> Option<ObjectId> {
+        self.devices.iter().find_map(|device| device.get(&address)).map(|living| living.object)
     }
 }
 
@@ -80,6 +82,9 @@ pub trait Narrator {
         index: usize,
         entry: &Entry,
     ) -> ControlFlow<()>;
+
+    /// Every entry was taken over.
+    fn end(&mut self, _tape: &mut Tape, _alive: &Alive) {}
 }
 
 /// Tells nothing.
@@ -105,34 +110,37 @@ impl Snapshot {
         writer.begin()?;
         let end = writer.follow(narrator)?;
         if end.is_continue() {
+            narrator.end(&mut writer.tape, &writer.alive);
             writer.compare_with_end();
         }
-        let Writer { tape, births, sources, warnings, .. } = writer;
+        let Writer { tape, origins, sources, warnings, .. } = writer;
         tape.validate()?;
         let devices = sources.iter().map(|source| source.index).collect();
-        Ok(Taped { tape, births, devices, warnings })
+        Ok(Taped { tape, origins, devices, warnings })
     }
 
-    /// The place in the program that `stack` tells of: its two innermost frames that say something,
+    /// The place in the program that `stack` tells of: its `depth` innermost frames that say something,
     /// `modeling_llama.py:164 forward < modeling_llama.py:313 forward`; none where none does.
-    pub fn site(&self, stack: Stack) -> Option<String> {
+    pub fn site(&self, stack: Stack, depth: usize) -> Option<String> {
         let plain = |frame: &&Frame| {
             let file = self.text(frame.file);
             let wraps = WRAPPERS.iter().any(|wrapper| file.ends_with(wrapper));
             !wraps && !is_native(file) && !WRAPPING.contains(&self.text(frame.name))
         };
-        let mut frames = self.stack(stack).filter(plain).take(2).map(|frame| {
+        let frames = self.stack(stack).filter(plain).take(depth).map(|frame| {
             let file = self.text(frame.file);
             let file = file.rsplit(['/', '\\']).next().unwrap_or(file);
             format!("{file}:{} {}", frame.line, self.text(frame.name))
         });
-        let first = frames.next()?;
-        Some(frames.next().map_or_else(|| first.clone(), |second| format!("{first} < {second}")))
+        let frames: Vec<String> = frames.collect();
+        (!frames.is_empty()).then(|| frames.join(" < "))
     }
 }
 
 /// Files whose frames stand between any two others and say nothing.
-const WRAPPERS: [&str; 5] = [
+const WRAPPERS: [&str; 6] = [
+    // Ours, around what runs on the host under emulation.
+    "vramledger_host.py",
     "torch/nn/modules/module.py",
     "torch/utils/_contextlib.py",
     "torch/_ops.py",
@@ -167,7 +175,7 @@ struct Writer<'a> {
     tape: Tape,
     sources: Vec<Source<'a>>,
     alive: Alive,
-    births: Vec<Birth>,
+    origins: Vec<Origin>,
     /// The label of each stack that was met.
     labels: Vec<Option<LabelId>>,
     warnings: Vec<Warning>,
@@ -214,7 +222,7 @@ impl<'a> Writer<'a> {
             alive: Alive { devices: vec![HashMap::new(); sources.len()] },
             tape: Tape::new(Unit::Requested, devices),
             sources,
-            births: Vec::new(),
+            origins: Vec::new(),
             labels: vec![None; snapshot.stacks()],
             warnings: Vec::new(),
             has_times: !snapshot.warnings.contains(&Warning::NoTimes),
@@ -340,6 +348,7 @@ impl<'a> Writer<'a> {
                     return Ok(());
                 };
                 let object = living.object;
+                self.origins[object.0 as usize].end = Some(source.next as u32);
                 if !source.anchor.completes {
                     alive.remove(&address);
                     self.push(Event::Free(object), time);
@@ -350,6 +359,7 @@ impl<'a> Writer<'a> {
             }
             Action::FreeCompleted => {
                 if let Some(living) = alive.remove(&address) {
+                    self.origins[living.object.0 as usize].end.get_or_insert(source.next as u32);
                     self.push(Event::Free(living.object), time);
                 }
             }
@@ -404,7 +414,7 @@ impl<'a> Writer<'a> {
     ) -> Result<ObjectId, TapeError> {
         let label = self.label(held.stack);
         let object = self.tape.new_object(Object { label, layout: None })?;
-        self.births.push(Birth { device, entry, address, stack: held.stack });
+        self.origins.push(Origin { device, entry, end: None, address, stack: held.stack });
         self.alive.devices[usize::from(device.0)].insert(address, Living { object, pending: false });
         let (stream, pool) = (Stream(held.stream), Pool(held.pool));
         self.push(Event::Alloc { object, bytes: held.bytes, device, stream, pool }, time);
@@ -415,7 +425,7 @@ impl<'a> Writer<'a> {
         if let Some(label) = self.labels[stack.0 as usize] {
             return label;
         }
-        let site = self.snapshot.site(stack);
+        let site = self.snapshot.site(stack, 2);
         let name = self.tape.intern(site.as_deref().unwrap_or("unattributed"));
         let label = Label { name, owner: None, category: Category::Unattributed, saved: false };
         let label = self.tape.intern_label(label);
@@ -447,9 +457,9 @@ impl<'a> Writer<'a> {
             let (mut count, mut bytes) = (0, 0_u64);
             for (address, living) in &self.alive.devices[index] {
                 if !active.contains(address) {
-                    let birth = self.births[living.object.0 as usize];
+                    let origin = self.origins[living.object.0 as usize];
                     let size =
-                        birth.entry.map(|entry| self.snapshot.entry(source.trace, entry as usize).size);
+                        origin.entry.map(|entry| self.snapshot.entry(source.trace, entry as usize).size);
                     count += 1;
                     bytes = bytes.saturating_add(size.unwrap_or_default().get());
                 }

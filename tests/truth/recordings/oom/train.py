@@ -1,0 +1,10 @@
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+cfg=LlamaConfig(num_hidden_layers=2,hidden_size=256,intermediate_size=704,num_attention_heads=4,num_key_value_heads=2,vocab_size=4000,use_cache=False)
+m=LlamaForCausalLM(cfg).cuda(); m.train()
+o=torch.optim.AdamW(m.parameters())
+for i in range(6):
+    x=torch.randint(0,4000,(32,512)).cuda()
+    loss=m(input_ids=x,labels=x).loss
+    loss.backward()
+    o.step(); o.zero_grad()
