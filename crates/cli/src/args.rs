@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -84,6 +85,12 @@ pub enum Command {
     Plan(Box<PlanArgs>),
     /// One tape under several settings of the allocator: reserved, stranded, retries, whether it fits
     Simulate(SimulateArgs),
+    /// Run an unmodified PyTorch program on an emulated GPU and keep its ledger
+    ///
+    /// The program runs as it is, with its own PyTorch (2.6 to 2.15, a CUDA build) on Linux x86-64; no
+    /// GPU is needed, and no kernel does anything, so that its numbers mean nothing. What it prints
+    /// passes through; the answer follows on standard output, or goes to a file with -o.
+    Emulate(Box<EmulateArgs>),
     /// Ledgers side by side: peak, phase, owners, savings with their sign
     Compare(CompareArgs),
     /// A prediction beside what the allocator says, line by line
@@ -124,6 +131,51 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "VERSION", value_parser = value::choice(Torch::ALL, Torch::as_str))]
     pub torch: Option<Torch>,
 }
+
+/// Arguments of `emulate`.
+#[derive(Args)]
+pub struct EmulateArgs {
+    /// The program: python train.py --its own arguments
+    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    pub program: Vec<OsString>,
+
+    /// The card
+    #[arg(long, value_name = "NAME", default_value = "H100-80GB", help_heading = "Card")]
+    pub gpu: String,
+    /// All memory of the card, in place of the catalogue's
+    #[arg(long, value_name = "SIZE", value_parser = value::size, help_heading = "Card", allow_negative_numbers = true)]
+    pub capacity: Option<Bytes>,
+    /// What of it the allocator never sees [default: 550MiB]
+    #[arg(long, value_name = "SIZE", value_parser = value::size, help_heading = "Card", allow_negative_numbers = true)]
+    pub context: Option<Bytes>,
+    /// The allocator's settings, in place of the environment's PYTORCH_CUDA_ALLOC_CONF
+    #[arg(long, value_name = "STRING", help_heading = "Card")]
+    pub alloc_conf: Option<String>,
+
+    /// Optimizer steps after which the program is stopped, or all
+    #[arg(long, value_name = "N|all", value_parser = value::steps, default_value = "3", help_heading = "Run", allow_negative_numbers = true)]
+    pub steps: Steps,
+    /// Seconds after which the program is ended without an answer [default: none]
+    #[arg(long, value_name = "SECONDS", value_parser = value::positive, help_heading = "Run", allow_negative_numbers = true)]
+    pub timeout: Option<u64>,
+    /// Keep PyTorch's own recording, which torch.cuda.memory's tools read, in FILE
+    #[arg(long, value_name = "FILE", help_heading = "Run")]
+    pub snapshot: Option<PathBuf>,
+
+    /// The program is one of N processes with a GPU each, as torchrun would start it
+    #[arg(long, value_name = "N", value_parser = value::positive_u32, help_heading = "Job", allow_negative_numbers = true)]
+    pub gpus: Option<u32>,
+    /// Which of them, from 0 [default: 0]
+    #[arg(long, value_name = "R", requires = "gpus", help_heading = "Job")]
+    pub rank: Option<u32>,
+    /// The machines over which they are spread [default: 1]
+    #[arg(long, value_name = "M", requires = "gpus", value_parser = value::positive_u32, help_heading = "Job", allow_negative_numbers = true)]
+    pub nodes: Option<u32>,
+}
+
+/// How many optimizer steps a program runs; none: to its end.
+#[derive(Clone, Copy, Debug)]
+pub struct Steps(pub Option<u32>);
 
 /// Arguments of `compare`.
 #[derive(Args)]

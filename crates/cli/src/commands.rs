@@ -1,5 +1,7 @@
 //! A question in, an answer out.
 
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+mod emulate;
 mod plan;
 
 use anyhow::Result;
@@ -30,6 +32,13 @@ pub fn run(cli: Cli) -> Result<Exit> {
             let answered = vramledger::simulate(&args.tape.name, &path, &bytes, &question)?;
             answer(&answered, common)?;
             failure::warn(&answered.warnings, common);
+        }
+        #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+        Command::Emulate(args) => return emulate::run(&args, common),
+        #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
+        Command::Emulate(_) => {
+            let (system, machine) = (std::env::consts::OS, std::env::consts::ARCH);
+            return Err(vramledger::emulate::elsewhere("this program", system, machine).into());
         }
         Command::Compare(args) => {
             let (base, others) = (args.base.ledger()?, args.others.iter().map(NamedFile::ledger));

@@ -2,12 +2,18 @@
 //! shown in `report`.
 
 mod args;
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+mod child;
 mod commands;
 mod exit;
 mod failure;
 mod input;
 mod output;
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+mod progress;
 mod setup_file;
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+mod stage;
 mod value;
 
 use std::process::ExitCode;

@@ -3,7 +3,7 @@
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use vramledger::ledger::{Bytes, Dtype};
 
-use crate::args::Autocast;
+use crate::args::{Autocast, Steps};
 
 /// A SIZE: an integer of bytes, or a number with KiB, MiB or GiB.
 pub fn size(text: &str) -> Result<Bytes, String> {
@@ -72,6 +72,14 @@ pub fn positive(text: &str) -> Result<u64, String> {
 /// A whole number of at least 1 that counts steps, micro-batches or ranks.
 pub fn positive_u32(text: &str) -> Result<u32, String> {
     positive(text)?.try_into().map_err(|_| "it must be below 2^32".into())
+}
+
+/// A number of steps, or all.
+pub fn steps(text: &str) -> Result<Steps, String> {
+    if text == "all" {
+        return Ok(Steps(None));
+    }
+    positive_u32(text).map(|steps| Steps(Some(steps))).map_err(|refused| format!("{refused}, or `all`"))
 }
 
 /// A number that is finite.

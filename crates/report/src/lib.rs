@@ -16,6 +16,7 @@ mod units;
 pub use page::{Block, Column, Page};
 pub use plan::PlanReport;
 pub use sheet::Sheet;
+pub use units::size;
 
 /// A document that can be reported.
 pub trait Report {

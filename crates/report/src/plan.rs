@@ -86,8 +86,19 @@ impl PlanReport<'_> {
         Unit::of_largest(self.explanation.peak.as_ref().map(|peak| peak.bytes))
     }
 
+    /// What was run: a model, or a program with its arguments.
+    fn name(&self) -> String {
+        let words = self.ledger.subject.get("program").and_then(|program| program.as_array());
+        let words: Vec<&str> = words.into_iter().flatten().filter_map(|word| word.as_str()).collect();
+        match self.text("model", "name") {
+            Some(model) => model.to_owned(),
+            None if words.is_empty() => "this run".into(),
+            None => format!("`{}`", words.join(" ")),
+        }
+    }
+
     fn verdict(&self) -> Block {
-        let model = self.text("model", "name").unwrap_or("this run");
+        let model = self.name();
         let Some(peak) = &self.explanation.peak else {
             return Block::Verdict { good: None, text: format!("{model}: nothing is allocated") };
         };

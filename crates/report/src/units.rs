@@ -69,7 +69,7 @@ impl Unit {
 }
 
 /// `bytes` in the unit that suits it, with its name.
-pub(crate) fn size(bytes: u64) -> String {
+pub fn size(bytes: u64) -> String {
     Unit::of_largest([bytes]).size(bytes)
 }
 

@@ -20,6 +20,8 @@ pub enum Error {
     Settings { settings: String, problem: allocator::SettingsError },
     #[error("{what}")]
     Setup { what: String },
+    #[error("{what}")]
+    CannotEmulate { what: String, hint: String },
     #[error("`{name}`: {problem}")]
     Model { name: String, problem: models::PlanError },
     #[error("`{name}` with this setup is more than a ledger holds: {problem}")]
@@ -54,6 +56,7 @@ impl Error {
                 Some(format!("it was made from the tape `{}`", ledger::clip(tape)))
             }
             Self::NoTape { tape: None, .. } => Some("`vramledger plan MODEL -o run.vlt` keeps one".into()),
+            Self::CannotEmulate { hint, .. } => Some(hint.clone()),
             _ => None,
         }
     }

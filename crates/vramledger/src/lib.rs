@@ -4,6 +4,7 @@ mod budget;
 mod catalogue;
 mod checkpoint_plan;
 mod compare;
+pub mod emulate;
 mod error;
 mod evidence;
 mod explain;

@@ -1,6 +1,7 @@
 //! The binary as a user meets it: exit code, standard output, standard error.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
+mod emulate;
 mod frame;
 mod pages;
 mod plan;
