@@ -1,11 +1,13 @@
-//! `cargo xtask tape-diff`: a planned tape against a recorded event list, event by event.
+//! `cargo xtask tape-diff`: a planned tape against a recorded event list or an emulated tape, event by event.
 
 use std::collections::HashMap;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use ledger::{Device, DeviceKind, Event, ObjectId, Tape};
+use vramledger::wire::{self, About};
 
 use crate::case::Case;
 use crate::events;
@@ -13,10 +15,10 @@ use crate::events;
 /// Arguments of `tape-diff`.
 #[derive(Args)]
 pub struct TapeDiff {
-    /// The recorded event list (.csv.gz), or a folder of them.
+    /// The recorded event list (.csv.gz) or a tape (.vlt), as `vramledger emulate -o` writes; or a folder of lists.
     events: PathBuf,
-    /// The id of its case in the cases.jsonl beside it; not for a folder.
-    case: Option<String>,
+    /// The id of its case in the cases.jsonl beside it, or a tape, as `vramledger plan -o` writes; not for a folder.
+    planned: Option<String>,
     /// Events shown before the place where the two part.
     #[arg(long, default_value_t = 12)]
     context: usize,
@@ -86,18 +88,55 @@ struct Comparison {
     difference: Option<usize>,
 }
 
-/// Plans `case` and compares it with the list at `events`. A list that ends in an OOM is compared up
-/// to it.
+/// Plans `case` and compares it with the list at `events`.
 fn compare(events: &Path, case: &Case) -> Result<Comparison> {
-    let device = Device { name: "recorded".into(), kind: DeviceKind::Gpu, capacity: None, context: None };
-    let recorded = events::read(events, device)?;
     let run = case.model()?.train(&case.setup()?, &case.gpu()?)?;
-    let (mut ours, theirs) = (actions(&run.tape), actions(&recorded));
+    Ok(compare_tapes(run.tape, read_recorded(events)?, case.setup.autocast.is_some()))
+}
+
+/// A `recorded` tape that ends in an OOM is compared up to it.
+fn compare_tapes(planned: Tape, recorded: Tape, autocast: bool) -> Comparison {
+    let (mut ours, theirs) = (actions(&planned), actions(&recorded));
     if recorded.events().any(|event| matches!(event, Event::Oom { .. })) {
         ours.truncate(theirs.len());
     }
-    let difference = first_difference(&ours, &theirs, case.setup.autocast.is_some());
-    Ok(Comparison { planned: run.tape, recorded, ours, theirs, difference })
+    let difference = first_difference(&ours, &theirs, autocast);
+    Comparison { planned, recorded, ours, theirs, difference }
+}
+
+/// The tape of an event list or of a tape file.
+fn read_recorded(path: &Path) -> Result<Tape> {
+    if is_tape(path) {
+        return Ok(read_tape(path)?.1);
+    }
+    let device = Device { name: "recorded".into(), kind: DeviceKind::Gpu, capacity: None, context: None };
+    events::read(path, device)
+}
+
+fn is_tape(path: &Path) -> bool {
+    path.extension().is_some_and(|end| end == "vlt")
+}
+
+fn read_tape(path: &Path) -> Result<(About, Tape)> {
+    let bytes = fs::read(path).with_context(|| format!("failed to read `{}`", path.display()))?;
+    wire::read_tape(&bytes).with_context(|| format!("`{}` is no tape", path.display()))
+}
+
+/// The planned tape, which is one already or that of a case beside `events`, with its name and
+/// whether it is of an autocast run.
+fn planned(events: &Path, wanted: &str) -> Result<(Tape, String, bool)> {
+    if is_tape(Path::new(wanted)) {
+        let (about, tape) = read_tape(Path::new(wanted))?;
+        let autocast = about.subject.get("setup").and_then(|setup| setup.get("autocast")?.as_str());
+        return Ok((tape, wanted.to_owned(), autocast.is_some()));
+    }
+    let cases = events.parent().unwrap_or(Path::new(".")).join("cases.jsonl");
+    let case = Case::read_all(&cases)?
+        .into_iter()
+        .find(|case| case.id == *wanted || case.id.strip_prefix("s-") == Some(wanted))
+        .with_context(|| format!("no case `{wanted}` in `{}`", cases.display()))?;
+    let run = case.model()?.train(&case.setup()?, &case.gpu()?)?;
+    Ok((run.tape, case.id, case.setup.autocast.is_some()))
 }
 
 /// Compares the list of each plannable case in `folder`.
@@ -123,18 +162,14 @@ fn run_folder(folder: &Path) -> Result<()> {
 
 #[allow(clippy::print_stdout, reason = "a command of developers prints where tapes part")]
 pub fn run(args: &TapeDiff) -> Result<()> {
-    let Some(wanted) = &args.case else { return run_folder(&args.events) };
-    let cases = args.events.parent().unwrap_or(Path::new(".")).join("cases.jsonl");
-    let case = Case::read_all(&cases)?
-        .into_iter()
-        .find(|case| case.id == *wanted || case.id.strip_prefix("s-") == Some(wanted))
-        .with_context(|| format!("no case `{wanted}` in `{}`", cases.display()))?;
-    let comparison = compare(&args.events, &case)?;
+    let Some(wanted) = &args.planned else { return run_folder(&args.events) };
+    let (planned, name, autocast) = planned(&args.events, wanted)?;
+    let comparison = compare_tapes(planned, read_recorded(&args.events)?, autocast);
     let Some(at) = comparison.difference else {
-        println!("equal: {} actions of {}", comparison.theirs.len(), case.id);
+        println!("equal: {} actions of {name}", comparison.theirs.len());
         return Ok(());
     };
-    println!("{}: equal for {at} of {} actions", case.id, comparison.theirs.len());
+    println!("{name}: equal for {at} of {} actions", comparison.theirs.len());
     let from = at.saturating_sub(args.context);
     for index in from..at + 8 {
         let show = |tape: &Tape, actions: &[(Action, usize)]| match actions.get(index) {

@@ -3,6 +3,7 @@
 //! Starting it is for the caller, who alone has processes: [`EmulationQuestion::environment`] says
 //! with which variables, [`BOOTSTRAP`] with which files.
 
+mod recorded;
 mod software;
 
 use ledger::Bytes;
