@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anstream::AutoStream;
 use anyhow::{Context as _, Result};
@@ -46,6 +46,11 @@ pub fn answer_with<D: Serialize>(document: &D, report: &impl Report, common: &Co
             write_file(path, &plain)
         }
     }
+}
+
+/// Takes `-o run.vlt` out of `common`: such a file keeps the tape, and the answer goes to standard output.
+pub fn tape_path(common: &mut Common) -> Option<PathBuf> {
+    common.output.take_if(|path| path.extension().is_some_and(|end| end == "vlt"))
 }
 
 /// Puts `bytes` in the file at `path`: under another name first, so that no reader sees half of it

@@ -1,8 +1,9 @@
 //! A real program on an emulated GPU: how it is started, and the ledger of what it did.
 //!
 //! Starting it is for the caller, who alone has processes: [`EmulationQuestion::environment`] says
-//! with which variables, [`BOOTSTRAP`] with which files.
+//! with which variables, [`BOOTSTRAP`] with which files, and [`emulation`] reads what it left.
 
+mod answer;
 mod recorded;
 mod software;
 
@@ -10,6 +11,7 @@ use ledger::Bytes;
 use models::Gpu;
 use serde::Deserialize;
 
+pub use answer::{Emulation, End, emulation};
 pub use software::{PROBE, Software, elsewhere};
 
 use crate::Error;

@@ -28,6 +28,8 @@ pub enum Error {
     Tape { name: String, problem: ledger::TapeError },
     #[error(transparent)]
     TapeFile(#[from] wire::WriteError),
+    #[error(transparent)]
+    Recording(#[from] evidence::RecordingError),
     #[error("`{name}`: {problem}")]
     Document { name: String, problem: wire::ReadError },
     #[error("`{name}` {what}: a tape is needed")]

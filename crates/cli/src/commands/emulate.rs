@@ -8,14 +8,15 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
+use report::PlanReport;
 use vramledger::Error;
-use vramledger::emulate::{EmulationQuestion, PROBE, Rank, Software};
+use vramledger::emulate::{EmulationQuestion, End as Recorded, PROBE, Rank, Software};
 use vramledger::ledger::{Bytes, clip};
 
 use crate::args::{Common, EmulateArgs};
 use crate::child::{self, End};
 use crate::exit::Exit;
-use crate::output;
+use crate::{failure, output};
 use crate::progress::Follower;
 use crate::stage::Stage;
 
@@ -57,8 +58,27 @@ pub fn run(args: &EmulateArgs, common: &Common) -> Result<Exit> {
             "what PyTorch does on CUDA is recorded; Python's -E, -I and -S keep the recorder out".into();
         return Err(Error::CannotEmulate { what, hint }.into());
     };
-    let _ = (software, recording, snapshot);
-    Ok(Exit::Yes)
+    let mut emulation = vramledger::emulate::emulation(&question, software.as_ref(), &snapshot, &recording)?;
+    if !status.success() && emulation.ledger.oom.is_none() {
+        if emulation.end != Recorded::Stopped {
+            let error = ended(&name, status);
+            return Err(match emulation.error {
+                Some(own) => anyhow!(own).context(error),
+                None => error,
+            });
+        }
+        emulation.ledger.warnings.push(format!("after its last step the program ended with {}", named(status)));
+    }
+    let mut common = common.clone();
+    if let Some(path) = output::tape_path(&mut common) {
+        output::write_file(&path, &emulation.tape_file()?)?;
+        emulation.ledger.tape = Some(path.display().to_string());
+    }
+    let explanation = vramledger::explain(&emulation.ledger);
+    let report = PlanReport { ledger: &emulation.ledger, explanation: &explanation };
+    output::answer_with(&emulation.ledger, &report, &common)?;
+    failure::warn(&emulation.ledger.warnings, &common);
+    Ok(if emulation.ledger.fits == Some(false) { Exit::No } else { Exit::Yes })
 }
 
 fn question(args: &EmulateArgs) -> Result<EmulationQuestion> {
@@ -111,11 +131,12 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>> {
     }
 }
 
-/// How a program ended that did not do well. What it said itself stands above this on standard error.
+/// A program that did not do well. What it said itself stands above this on standard error.
 fn ended(name: &str, status: ExitStatus) -> anyhow::Error {
-    match status.code() {
-        Some(code) => anyhow!("`{name}` ended with exit status {code}"),
-        // `signal: 11 (SIGSEGV)`.
-        None => anyhow!("`{name}` was ended by {}", status.to_string().replacen("signal: ", "signal ", 1)),
-    }
+    anyhow!("`{name}` ended with {}", named(status))
+}
+
+/// `exit status 3`, or `signal 11 (SIGSEGV)`.
+fn named(status: ExitStatus) -> String {
+    status.to_string().replacen("status: ", "status ", 1).replacen("signal: ", "signal ", 1)
 }

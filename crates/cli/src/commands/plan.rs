@@ -27,11 +27,8 @@ pub fn run(args: PlanArgs, common: &Common) -> Result<Exit> {
         alloc_conf: settings.alloc_conf.clone().unwrap_or_default(),
     };
     let mut plan = vramledger::plan(question)?;
-    // `-o run.vlt` keeps the tape and leaves the answer to standard output.
-    let keeps_tape =
-        common.output.as_deref().is_some_and(|path| path.extension().is_some_and(|end| end == "vlt"));
     let mut common = common.clone();
-    if keeps_tape && let Some(path) = common.output.take() {
+    if let Some(path) = output::tape_path(&mut common) {
         output::write_file(&path, &vramledger::tape_file(&plan)?)?;
         plan.ledger.tape = Some(path.display().to_string());
     }

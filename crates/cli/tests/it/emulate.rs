@@ -192,7 +192,7 @@ fn a_program_that_records_nothing() {
     insta::assert_snapshot!(ended("kill -SEGV $$"), @r"
     exit 2
     --- stderr
-    error: `./python train.py` was ended by signal 11 (SIGSEGV)
+    error: `./python train.py` ended with signal 11 (SIGSEGV)
     ");
 }
 
