@@ -73,6 +73,8 @@ class Recorder:
         self.steps, self.backwards, self.at = 0, 0, (0, None, "load")
         self.steppers = weakref.WeakKeyDictionary()
         self.roots, self.names = weakref.WeakSet(), weakref.WeakKeyDictionary()
+        # The optimizer at work, and the mark of a step that has not done anything yet.
+        self.stepper, self.begun = None, None
         self.labelled = {}
         self.local = threading.local()
         self.host = None
@@ -114,7 +116,7 @@ class Recorder:
         module = self.torch.nn.modules.module
         module.register_module_forward_pre_hook(self.before_module)
         module.register_module_forward_hook(self.after_module, always_call=True)
-        register_optimizer_step_pre_hook(lambda *_: self.enter_update())
+        register_optimizer_step_pre_hook(lambda optimizer, *_: self.enter_step(optimizer))
         register_optimizer_step_post_hook(lambda optimizer, *_: self.leave_step(optimizer))
 
     def wrap(self):
@@ -220,6 +222,7 @@ class Recorder:
             self.roots.add(module)
             for name, part in module.named_modules():
                 self.names.setdefault(part, name)
+        self.begun = None
         where = (self.steps + 1, self.backwards + 1, "forward")
         if self.at != where:
             self.mark(*where)
@@ -235,8 +238,7 @@ class Recorder:
             self.host.active = True
         self.mark(self.steps + 1, self.backwards + 1, "backward")
         self.backwards += 1
-        gradients = ((name, p.grad) for name, p in self.parameters() if p.grad is not None)
-        self.label("gradient", gradients, again=True)
+        self.label_gradients()
 
     def enter_update(self):
         if self.host:
@@ -244,20 +246,19 @@ class Recorder:
         if self.at[2] != "update":
             self.mark(self.steps + 1, None, "update")
 
+    def enter_step(self, optimizer):
+        self.stepper = optimizer
+        self.steppers.setdefault(optimizer, 0)
+        self.enter_update()
+
     def leave_step(self, optimizer):
         """After a step: its state has a name, and a step is done when the first optimizer has made one more."""
         if self.host:
             self.host.active = True
-        names = {id(p): name for name, p in self.parameters()}
-        state = (
-            (f"{names.get(id(p), 'parameter')}.{key}", value)
-            for p, values in optimizer.state.items()
-            if isinstance(values, dict)
-            for key, value in values.items()
-        )
         self.mark(self.steps + 1, None, "update")
-        self.label("optimizer_state", state)
-        self.steppers[optimizer] = self.steppers.get(optimizer, 0) + 1
+        self.label_state(optimizer)
+        self.stepper = None
+        self.steppers[optimizer] += 1
         done = max(self.steppers.values())
         if done > self.steps:
             self.steps, self.backwards = done, 0
@@ -266,6 +267,7 @@ class Recorder:
         """The end of a step, when it comes after the optimizer's."""
         if self.at[2] == "update" and self.at[0] == self.steps:
             self.mark(*((self.steps, None, "end") if self.is_done() else (self.steps + 1, 1, "forward")))
+            self.begun = self.marks[-1]
 
     def is_done(self):
         return self.wanted is not None and self.steps >= self.wanted
@@ -290,6 +292,20 @@ class Recorder:
     def label_parameters(self):
         self.label("parameter", self.parameters())
         self.label("buffer", (pair for root in list(self.roots) for pair in root.named_buffers()))
+
+    def label_gradients(self):
+        gradients = ((name, p.grad) for name, p in self.parameters() if p.grad is not None)
+        self.label("gradient", gradients, again=True)
+
+    def label_state(self, optimizer):
+        names = {id(p): name for name, p in self.parameters()}
+        state = (
+            (f"{names.get(id(p), 'parameter')}.{key}", value)
+            for p, values in optimizer.state.items()
+            if isinstance(values, dict)
+            for key, value in values.items()
+        )
+        self.label("optimizer_state", state)
 
     def label(self, category, tensors, again=False):
         """Names the storages of tensors on the device; those already named only if they are made anew each time."""
@@ -329,10 +345,20 @@ class Recorder:
             }
         )
         if len(self.ooms) == 1:
+            # What a phase has made so far gets its name only when the phase is over.
+            self.begun = None
+            self.mark(step, micro_batch, phase)
+            self.label_parameters()
+            self.label_gradients()
+            if self.stepper is not None:
+                self.label_state(self.stepper)
             self.write()
 
     def write(self):
         """Writes the recording; each file appears whole or not at all."""
+        if self.begun is not None:
+            # Nothing of the step came: the program was at its end.
+            self.begun.update(step=self.steps, micro_batch=None, phase="update")
         memory = self.torch.cuda.memory
         statistics = self.torch.cuda.memory_stats()
         run = {

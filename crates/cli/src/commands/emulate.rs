@@ -16,9 +16,9 @@ use vramledger::ledger::{Bytes, clip};
 use crate::args::{Common, EmulateArgs};
 use crate::child::{self, End};
 use crate::exit::Exit;
-use crate::{failure, output};
 use crate::progress::Follower;
 use crate::stage::Stage;
+use crate::{failure, output};
 
 /// What a CUDA context takes of a card, where nothing else is said.
 const CONTEXT: Bytes = Bytes::mib(550);
@@ -67,7 +67,10 @@ pub fn run(args: &EmulateArgs, common: &Common) -> Result<Exit> {
                 None => error,
             });
         }
-        emulation.ledger.warnings.push(format!("after its last step the program ended with {}", named(status)));
+        emulation
+            .ledger
+            .warnings
+            .push(format!("after its last step the program ended with {}", named(status)));
     }
     let mut common = common.clone();
     if let Some(path) = output::tape_path(&mut common) {

@@ -3,12 +3,15 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 use std::fs;
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use flate2::read::GzDecoder;
+use serde_json::{Value, json};
 
 use crate::run::{Answer, Folder};
 
@@ -48,6 +51,19 @@ fn emulate(folder: &Folder, line: &str) -> Answer {
 
 fn assert_no_rest(folder: &Folder) {
     assert_eq!(fs::read_dir(folder.path().join("tmp")).unwrap().count(), 0);
+}
+
+/// A folder whose `python` leaves the recording `name` of `tests/truth/recordings`, with its `run.json`
+/// changed, and ends with `code`.
+fn recorded(name: &str, code: u8, change: impl FnOnce(&mut Value)) -> Folder {
+    let recording = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/truth/recordings").join(name);
+    let mut snapshot = Vec::new();
+    let packed = fs::File::open(recording.join("snapshot.pickle.gz")).unwrap();
+    GzDecoder::new(packed).read_to_end(&mut snapshot).unwrap();
+    let mut run = serde_json::from_slice(&fs::read(recording.join("run.json")).unwrap()).unwrap();
+    change(&mut run);
+    let script = format!("cp snapshot.pickle run.json $VRAMLEDGER_RECORD\nexit {code}");
+    stage(GOOD, &script).with("snapshot.pickle", snapshot).with("run.json", run.to_string())
 }
 
 /// What `look` finds, waited for.
@@ -247,4 +263,130 @@ fn ctrl_c_ends_the_program_and_leaves_nothing() {
     }
     assert_eq!(folder.files(), ["leader", "python", "tmp", "worker"]);
     assert_no_rest(&folder);
+}
+
+#[test]
+fn a_program_that_fits_is_told_as_a_plan_is() {
+    let folder = recorded("mlp", 0, |_| ());
+    let answer = emulate(&folder, "emulate --snapshot kept.pickle -o run.vlt -- ./python train.py");
+    assert_eq!((answer.exit, answer.stderr.as_str()), (Some(0), ""));
+    let page: Vec<&str> = answer.stdout.lines().take_while(|line| *line != "Assumed").collect();
+    insta::assert_snapshot!(page.join("\n"), @r"
+    `./python train.py` fits on H100-80GB: reserves 58.00 MiB, 79.05 GiB to spare; allocated peaks at
+    36.20 MiB (backward, step 2)
+    torch 2.15.0+cu132; H100-80GB 79.65 GiB, of which 79.11 GiB for the allocator
+
+    Phases, MiB: the largest totals, and what is held at the end
+    step  phase     reserved  allocated           at the end  weights  gradients  optimizer  other
+       0  load         22.00       4.88                 4.88     1.00          0          0   3.88
+       1  forward      24.00       6.07                 1.25     1.00          0          0   0.25
+          backward     56.00      34.19                 2.07     1.00       1.00          0   0.06
+          update       58.00       5.08                 3.07     1.00          0       2.01   0.06
+     2-3  forward      58.00       8.07                 3.26     1.00          0       2.01   0.25
+          backward     58.00      36.20  <- peak        4.07     1.00       1.00       2.01   0.06
+          update       58.00       5.08                 3.07     1.00          0       2.01   0.06
+
+    At the peak, MiB
+    what                   held   share
+    weights                1.00   2.8 %
+    gradients              1.00   2.8 %
+    optimizer state        2.01   5.5 %
+    input                  0.06   0.2 %
+    temporaries            0.13   0.3 %
+    workspace of kernels  32.00  88.4 %
+    the rest              <0.01   0.0 %
+    ");
+    let file = |name: &str| fs::read(folder.path().join(name)).unwrap();
+    assert!(file("kept.pickle") == file("snapshot.pickle"));
+    // The tape is read back, and is the run.
+    let compared = folder.run("compare run.vlt again=run.vlt --format json").json();
+    assert_eq!(compared["candidates"][0]["saving_bytes"], 0);
+}
+
+#[test]
+fn the_document_of_an_emulated_run() {
+    let folder = recorded("mlp", 0, |_| ());
+    let answer = emulate(&folder, "emulate --format json -- ./python train.py --epochs 3").json();
+    assert_eq!(answer["format"], "vramledger/1");
+    assert_eq!(answer["provenance"], "emulated");
+    assert_eq!(answer["subject"]["program"], json!(["./python", "train.py", "--epochs", "3"]));
+    let software = json!({"torch": "2.15.0+cu132", "python": "3.12.3", "cuda": "13.2"});
+    assert_eq!(answer["subject"]["software"], software);
+    assert_eq!((&answer["fits"], &answer["oom"]), (&json!(true), &Value::Null));
+    assert_eq!(answer["warnings"], json!([]));
+    // PyTorch's own figures where a phase begins are those at the end of the phase before.
+    let marks = fs::read_to_string(folder.path().join("run.json")).unwrap();
+    let marks: Value = serde_json::from_str(&marks).unwrap();
+    let mut rows = answer["phases"].as_array().unwrap().iter();
+    let mut compared = 0;
+    let place = |value: &Value| (value["step"].clone(), value["micro_batch"].clone(), value["phase"].clone());
+    for pair in
+        marks["marks"].as_array().unwrap().windows(2).filter(|pair| place(&pair[0]) != place(&pair[1]))
+    {
+        let row = rows.next().unwrap();
+        assert_eq!(place(row), place(&pair[0]));
+        for measure in ["allocated_bytes", "reserved_bytes"] {
+            assert_eq!(row["end"][measure], pair[1][measure], "{:?} {measure}", place(row));
+            compared += 1;
+        }
+        let held = row["end_by_category"].as_object().unwrap().values().map(|bytes| bytes.as_u64().unwrap());
+        assert_eq!(held.sum::<u64>(), row["end"]["requested_bytes"]);
+    }
+    assert_eq!(compared, 20);
+}
+
+#[test]
+fn a_program_that_runs_out_of_memory_is_no_failure_of_the_question() {
+    let folder = recorded("oom", 1, |_| ());
+    let line = "emulate --capacity 1310720000 --format json -- ./python train.py";
+    let answer = emulate(&folder, line);
+    assert_eq!(answer.exit, Some(1));
+    let oom = &answer.json()["oom"];
+    let at = [&oom["step"], &oom["micro_batch"], &oom["phase"]];
+    assert_eq!(at, [&json!(1), &json!(1), &json!("forward")]);
+    assert_eq!(oom["object"], "model.layers.1.mlp.down_proj linear.py:134 forward");
+    assert_eq!(
+        (&oom["requested_bytes"], &oom["device_request_bytes"]),
+        (&json!(33_554_432), &json!(33_554_432))
+    );
+    let page = emulate(&folder, "emulate --capacity 1310720000 -- ./python train.py").stdout;
+    insta::assert_snapshot!(page.lines().take(4).collect::<Vec<_>>().join("\n"), @r"
+    `./python train.py` does not fit on H100-80GB: out of memory in forward of step 1
+    It asks for 32.00 MiB for model.layers.1.mlp.down_proj linear.py:134 forward, for which the
+    allocator needs 32.00 MiB of the card: 32.00 MiB more than is left.
+    torch 2.15.0+cu132; H100-80GB 1250.00 MiB, of which 700.00 MiB for the allocator
+    ");
+}
+
+#[test]
+fn a_program_that_crashes_is_told_with_its_own_error() {
+    let failed = |run: &mut Value| {
+        run["end"] = "failed".into();
+        run["error"] = "ValueError: no such file".into();
+    };
+    let folder = recorded("mlp", 1, failed);
+    let answer = emulate(&folder, "emulate --snapshot kept.pickle -o run.vlt -- ./python train.py");
+    insta::assert_snapshot!(answer.all(), @r"
+    exit 2
+    --- stderr
+    error: `./python train.py` ended with exit status 1
+    caused by: ValueError: no such file
+    ");
+    assert_eq!(folder.files(), ["kept.pickle", "python", "run.json", "snapshot.pickle", "tmp"]);
+    // One that only stumbles over its end, after the steps that were wanted, has answered.
+    let answer = emulate(&recorded("mlp", 3, |_| ()), "emulate -- ./python train.py");
+    assert_eq!(answer.exit, Some(0));
+    assert_eq!(answer.stderr, "warning: after its last step the program ended with exit status 3\n");
+}
+
+#[test]
+fn figures_that_are_not_pytorchs_own_are_warned_of() {
+    let folder = recorded("mlp", 0, |run| {
+        let allocated = &mut run["marks"][3]["allocated_bytes"];
+        *allocated = (allocated.as_u64().unwrap() + 512).into();
+    });
+    let answer = emulate(&folder, "emulate --format json -- ./python train.py").json();
+    let expected =
+        "at mark 3 (backward of step 1) PyTorch counted 2169856 B allocated, and the replay 2169344 B";
+    assert_eq!(answer["warnings"], json!([expected]));
 }

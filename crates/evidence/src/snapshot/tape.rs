@@ -474,12 +474,14 @@ impl<'a> Writer<'a> {
 
 const NO_TRACE: Trace = Trace { rows: 0..0 };
 
-/// Whether the free that `source` requests now is completed by its next entry.
+/// Whether the free that `source` requests now is completed by its next entry, before the program
+/// noted anything else.
 fn completes_at_once(snapshot: &Snapshot, source: &Source<'_>, address: u64) -> bool {
     let next = source.next + 1;
     next < source.trace.len() && {
         let entry = snapshot.entry(source.trace, next);
-        (entry.action, entry.address) == (Action::FreeCompleted, address)
+        let note = snapshot.entry(source.trace, source.next).user_metadata;
+        (entry.action, entry.address, entry.user_metadata) == (Action::FreeCompleted, address, note)
     }
 }
 

@@ -78,14 +78,11 @@ pub fn emulation(
     let books = ledger::replay(tape, Some(&mut meter));
     warnings.extend(disagreements(&recording, &meter));
     let device = books.oom.as_ref().map(|oom| oom.device).or(recording.device()).unwrap_or(DeviceId(0));
-    if meter.retries(device) > 0 {
-        warnings.push(format!(
-            "{} requests find room only after the allocator gives all its cached blocks back, which is slow",
-            meter.retries(device)
-        ));
-    }
+    warnings.extend(retried(meter.retries(device)));
     if books.oom.is_some() && recording.run.end != End::Failed {
-        warnings.push("the program went on after it was out of memory: what came after is in the books too".into());
+        warnings.push(
+            "the program went on after it was out of memory: what came after is in the books too".into(),
+        );
     }
     let about = About {
         subject: subject(question, software, &recording, &alloc_conf),
@@ -143,16 +140,25 @@ fn disagreements(recording: &Recording, meter: &Recorded) -> Vec<String> {
     }
     let Some(device) = recording.device() else { return found };
     let off = meter.at_marks().iter().find_map(|(mark, allocated)| {
-        let noted: &RunMark = recording.run.marks.get(mark.0 as usize)?;
+        let noted = recording.run.marks.get(mark.0 as usize)?;
         let replayed = allocated[usize::from(device.0)];
-        (noted.allocated_bytes != replayed.get()).then_some((noted, replayed))
+        (noted.allocated_bytes != replayed.get()).then_some((mark.0, noted, replayed))
     });
-    found.extend(off.map(|(noted, replayed)| {
-        let (step, phase) = (noted.step, &noted.phase);
-        let counted = Bytes::new(noted.allocated_bytes);
-        format!("at the beginning of {phase} of step {step} PyTorch counted {counted} allocated, and the replay {replayed}")
+    found.extend(off.map(|(mark, RunMark { step, phase, allocated_bytes, .. }, replayed)| {
+        let counted = Bytes::new(*allocated_bytes);
+        format!("at mark {mark} ({phase} of step {step}) PyTorch counted {counted} allocated, and the replay {replayed}")
     }));
     found
+}
+
+/// That requests found room only in the second attempt.
+fn retried(count: u64) -> Option<String> {
+    let who = match count {
+        0 => return None,
+        1 => "one request finds".to_owned(),
+        _ => format!("{count} requests find"),
+    };
+    Some(format!("{who} room only after the allocator gives all its cached blocks back, which is slow"))
 }
 
 /// What the first request that failed was for: the module at work and the place in the program.
