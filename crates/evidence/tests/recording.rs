@@ -66,10 +66,10 @@ fn a_loop_has_its_phases_and_owners() {
         lines(&ledger)[..5],
         [
             "0 - load: 5117184, 5117184: parameter 1051648, input 4065536",
-            "1 1 forward: 6362368, 5313796: parameter 1051648, activation 196612, input 4065536",
+            "1 1 forward: 6362368, 1313796: parameter 1051648, activation 196612, input 65536",
             "1 1 backward: 35852296, 2168836: parameter 1051648, gradient 1051648, activation 4, input 65536",
             "1 - update: 5323780, 3220484: parameter 1051648, optimizer_state 2103296, activation 4, input 65536",
-            "2 1 forward: 8465668, 7417092: parameter 1051648, optimizer_state 2103296, activation 196612, input 4065536",
+            "2 1 forward: 8465668, 3417092: parameter 1051648, optimizer_state 2103296, activation 196612, input 65536",
         ]
     );
     assert_eq!(ledger.phases.len(), 10, "the tape ends with the last step");
