@@ -56,7 +56,7 @@ const USUAL_SEQ: u64 = 4096;
 
 /// The work that is done for one answer, about two seconds: layers of an mlp, of which each step and
 /// micro-batch runs every one; a decoder layer is eight of them.
-const MOST_WORK: u64 = 1 << 16;
+const MOST_WORK: u64 = 1 << 17;
 const WORK_OF_DECODER_LAYER: u64 = 8;
 
 /// A model: what a config.json, a preset or an `mlp:` name says.

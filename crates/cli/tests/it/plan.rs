@@ -229,7 +229,7 @@ fn absurd_setups_get_one_sentence() {
     }
     assert_eq!(
         run("plan mlp:1000000x1").sentence(),
-        "`mlp:1000000x1`: 3 steps x 1 micro-batches x 1000000 layers are more than the 65536 layers that are run for one answer; ask for fewer: from the third on, steps and micro-batches repeat each other"
+        "`mlp:1000000x1`: 3 steps x 1 micro-batches x 1000000 layers are more than the 131072 layers that are run for one answer; ask for fewer: from the third on, steps and micro-batches repeat each other"
     );
     assert_eq!(
         run("plan mlp:2x64 --seq 4").sentence(),
