@@ -75,10 +75,31 @@ fn libraries_stay_where_they_belong() {
     }
 }
 
+/// The crates that may say `unsafe`, and so state the lints of the workspace themselves.
+const UNSAFE: &[&str] = &["emulator", "python"];
+
 #[test]
 fn every_crate_obeys_the_lints_of_the_workspace() {
-    for package in metadata().workspace_packages() {
+    let metadata = metadata();
+    let root =
+        std::fs::read_to_string(metadata.workspace_root.join("Cargo.toml")).expect("the root's manifest");
+    let lints = root.split("[workspace.lints.rust]").nth(1).and_then(|rest| rest.split("[profile").next());
+    let is_lint =
+        |line: &&str| line.contains(" = ") && !line.starts_with('#') && !line.starts_with("unsafe_code");
+    let lints: Vec<&str> = lints.expect("the lints of the workspace").lines().filter(is_lint).collect();
+    assert!(!lints.is_empty());
+    for package in metadata.workspace_packages() {
         let manifest = std::fs::read_to_string(&package.manifest_path).expect("a manifest that cargo found");
-        assert!(manifest.contains("[lints]\nworkspace = true"), "`{}` has lints of its own", package.name);
+        if UNSAFE.contains(&package.name.as_str()) {
+            for lint in &lints {
+                assert!(manifest.contains(lint), "`{}` has no `{lint}`", package.name);
+            }
+        } else {
+            assert!(
+                manifest.contains("[lints]\nworkspace = true"),
+                "`{}` has lints of its own",
+                package.name
+            );
+        }
     }
 }
