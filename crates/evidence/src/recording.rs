@@ -15,7 +15,7 @@ use serde::Deserialize;
 use thiserror::Error;
 
 use crate::Warning;
-use crate::snapshot::{Alive, Entry, Narrator, Snapshot, SnapshotError, Taped};
+use crate::snapshot::{Action, Alive, Entry, Narrator, Snapshot, SnapshotError, Taped};
 
 /// A recorded run, as a tape with phases, names and categories.
 #[derive(Debug)]
@@ -220,6 +220,9 @@ struct Named {
     name: String,
 }
 
+/// A category, and the addresses and names that have it.
+type Labelled<'a> = (Category, &'a [(u64, String)]);
+
 /// Sets the marks where the entries' notes say, and finds what the labels name.
 struct Scribe<'a> {
     snapshot: &'a Snapshot,
@@ -227,11 +230,13 @@ struct Scribe<'a> {
     /// The mark with which the last step is over.
     end: Option<usize>,
     /// The labels of each mark.
-    labels: Vec<Vec<(Category, &'a [(u64, String)])>>,
+    labels: Vec<Vec<Labelled<'a>>>,
     /// The mark to set next.
     next: usize,
     names: BTreeMap<ObjectId, Named>,
     unplaced: u64,
+    /// The entries to come that take memory.
+    takes: usize,
 }
 
 impl<'a> Scribe<'a> {
@@ -257,7 +262,10 @@ impl<'a> Scribe<'a> {
                 None => unplaced += label.objects.len() as u64,
             }
         }
-        Ok(Self { snapshot, marks, end, labels, next: 0, names: BTreeMap::new(), unplaced })
+        let traces = snapshot.traces.iter().chain([&snapshot.host_trace]);
+        let entries = traces.flat_map(|trace| snapshot.entries(trace));
+        let takes = entries.filter(|entry| takes(entry.action)).count();
+        Ok(Self { snapshot, marks, end, labels, next: 0, names: BTreeMap::new(), unplaced, takes })
     }
 
     /// Sets the marks up to the one of number `number`.
@@ -300,6 +308,12 @@ impl Narrator for Scribe<'_> {
                 return ControlFlow::Break(());
             }
         }
+        if takes(entry.action) {
+            self.takes -= 1;
+        } else if self.takes == 0 && self.next == self.marks.len() {
+            // What a program lets go of as it ends is no part of its last phase.
+            return ControlFlow::Break(());
+        }
         ControlFlow::Continue(())
     }
 
@@ -307,6 +321,11 @@ impl Narrator for Scribe<'_> {
         let last = tape.len().checked_sub(1).and_then(|last| tape.time_us(last));
         self.advance(tape, alive, usize::MAX, last.unwrap_or(0));
     }
+}
+
+/// Whether an entry of this action asks for memory.
+fn takes(action: Action) -> bool {
+    matches!(action, Action::Alloc | Action::SegmentAlloc | Action::SegmentMap | Action::Oom)
 }
 
 /// The number of the mark and the module that an entry's note names.
