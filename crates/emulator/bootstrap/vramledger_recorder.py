@@ -23,6 +23,7 @@ the next one.
 
 import bisect
 import functools
+import gc
 import json
 import os
 import pickle
@@ -289,6 +290,22 @@ class Recorder:
                         seen.add(id(parameter))
                         yield "parameter", parameter
 
+    def adopt(self, module):
+        """A module whose parts have their names from it."""
+        if module not in self.roots:
+            self.roots.add(module)
+            for name, part in module.named_modules():
+                self.names.setdefault(part, name)
+
+    def find_modules(self):
+        """Adopts what stands in no other module: nothing has run yet that would have told."""
+        kind = self.torch.nn.Module
+        modules = [thing for thing in gc.get_objects() if isinstance(thing, kind)]
+        parts = {id(part) for module in modules for part in module.children()}
+        for module in modules:
+            if id(module) not in parts:
+                self.adopt(module)
+
     def label_parameters(self):
         self.label("parameter", self.parameters())
         self.label("buffer", (pair for root in list(self.roots) for pair in root.named_buffers()))
@@ -348,6 +365,8 @@ class Recorder:
             # What a phase has made so far gets its name only when the phase is over.
             self.begun = None
             self.mark(step, micro_batch, phase)
+            if not self.roots:
+                self.find_modules()
             self.label_parameters()
             self.label_gradients()
             if self.stepper is not None:

@@ -170,7 +170,8 @@ fn failed_object(recording: &Recording) -> Option<String> {
     let site = failed.and_then(|entry| snapshot.site(entry.stack, 1));
     let module = Some(first.module.clone()).filter(|module| !module.is_empty());
     let parts: Vec<String> = module.into_iter().chain(site).collect();
-    (!parts.is_empty()).then(|| parts.join(" "))
+    // Autograd's threads have no stack.
+    Some(if parts.is_empty() { format!("what {} makes", first.phase) } else { parts.join(" ") })
 }
 
 /// What the ledger is of: the program, how it was started, and on what it ran.
