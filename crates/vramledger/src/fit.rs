@@ -36,6 +36,21 @@ pub(crate) const fn tie_rule(torch: Torch) -> TieRule {
     }
 }
 
+/// The modelled release of torch that `version` is, or the last one before it; none where it is no version.
+pub(crate) fn torch(version: &str) -> Option<Torch> {
+    Some(match release(version)? {
+        (2, ..11) | (..2, _) => Torch::V2_6,
+        (2, 11..15) => Torch::V2_11,
+        _ => Torch::V2_15,
+    })
+}
+
+/// Major and minor version: `2.15.0+cu132` is of 2.15.
+pub(crate) fn release(version: &str) -> Option<(u32, u32)> {
+    let mut numbers = version.split(['.', '+', 'a', 'b', 'r']).map(|number| number.parse().ok());
+    Some((numbers.next()??, numbers.next()??))
+}
+
 /// Replays `tape` through the allocator, on devices of the capacity and context that the tape names.
 pub(crate) fn fit(tape: &Tape, settings: &Settings, tie: TieRule) -> Fit {
     let mut allocator = CachingAllocator::new(settings, tie, &memory_of(tape));

@@ -102,14 +102,7 @@ fn place(tape: &mut Tape, rows: &mut Vec<Outside>, question: &SimulateQuestion<'
 
 /// The release of torch that the tape names, or the last modelled one before it.
 fn known_torch(about: &About) -> Option<Torch> {
-    let text = about.subject.get("software")?.get("torch")?.as_str()?;
-    let mut numbers = text.split('.').map(|number| number.parse::<u32>().ok());
-    let release = (numbers.next()??, numbers.next()??);
-    Some(match release {
-        (2, ..11) | (..2, _) => Torch::V2_6,
-        (2, 11..15) => Torch::V2_11,
-        _ => Torch::V2_15,
-    })
+    fit::torch(about.subject.get("software")?.get("torch")?.as_str()?)
 }
 
 fn simulated(tape: &Tape, conf: &str, report: &allocator::Report) -> Simulated {

@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, anyhow};
 use report::PlanReport;
 use vramledger::Error;
 use vramledger::emulate::{EmulationQuestion, End as Recorded, PROBE, Rank, Software};
-use vramledger::ledger::{Bytes, clip};
+use vramledger::ledger::clip;
 
 use crate::args::{Common, EmulateArgs};
 use crate::child::{self, End};
@@ -19,9 +19,6 @@ use crate::exit::Exit;
 use crate::progress::Follower;
 use crate::stage::Stage;
 use crate::{failure, output};
-
-/// What a CUDA context takes of a card, where nothing else is said.
-const CONTEXT: Bytes = Bytes::mib(550);
 
 /// Answers `emulate`.
 pub fn run(args: &EmulateArgs, common: &Common) -> Result<Exit> {
@@ -94,7 +91,7 @@ fn question(args: &EmulateArgs) -> Result<EmulationQuestion> {
     let question = EmulationQuestion {
         program: args.program.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
         gpu,
-        context: args.context.unwrap_or(CONTEXT),
+        context: args.context.unwrap_or(vramledger::CONTEXT),
         alloc_conf: args.alloc_conf.clone(),
         steps: args.steps.0,
         rank,

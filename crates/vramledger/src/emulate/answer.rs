@@ -12,9 +12,9 @@ use serde_json::{Map, Value, json};
 use wire::{About, Ledger};
 
 use super::recorded::Recorded;
-use super::software::release;
 use super::{EmulationQuestion, Software};
-use crate::{Error, fit};
+use crate::plan::outside;
+use crate::{Error, failure, fit};
 
 pub use evidence::recording::End;
 
@@ -73,8 +73,9 @@ pub fn emulation(
             Settings::default()
         }
     };
+    let torch = fit::torch(&recording.run.torch).unwrap_or(Torch::V2_15);
     let tape = &recording.taped.tape;
-    let mut meter = Recorded::new(tape, &settings, fit::tie_rule(torch(&recording.run.torch)));
+    let mut meter = Recorded::new(tape, &settings, fit::tie_rule(torch));
     let books = ledger::replay(tape, Some(&mut meter));
     warnings.extend(disagreements(&recording, &meter));
     let device = books.oom.as_ref().map(|oom| oom.device).or(recording.device()).unwrap_or(DeviceId(0));
@@ -86,18 +87,15 @@ pub fn emulation(
     }
     let about = About {
         subject: subject(question, software, &recording, &alloc_conf),
-        assumptions: vec![format!(
-            "the CUDA context takes {} MiB of the card, which the allocator never sees",
-            question.context.get() >> 20
-        )],
+        outside: vec![outside(device.0, question.context)],
         interpretation_limits: limits(question, tape),
         warnings,
         ..About::new(ledger::Provenance::Emulated)
     };
     let mut ledger = Ledger::new(about.clone(), &books);
     ledger.fits = Some(ledger.oom.is_none());
-    let failure = meter.failure().filter(|_| books.oom.is_some() && meter.difference().is_none());
-    ledger.headroom_bytes = match (failure, &books.oom) {
+    let shortage = meter.failure().filter(|_| books.oom.is_some() && meter.difference().is_none());
+    ledger.headroom_bytes = match (shortage, &books.oom) {
         (Some(failure), _) => failure.shortage.headroom().map(ByteDelta::get),
         (None, Some(_)) => None,
         (None, None) => {
@@ -106,7 +104,9 @@ pub fn emulation(
         }
     };
     if let Some(oom) = &mut ledger.oom {
-        oom.device_request_bytes = failure.map(|failure| failure.shortage.segment.get());
+        if let Some(failure) = shortage {
+            *oom = failure::oom(tape, failure);
+        }
         oom.object = failed_object(&recording);
     }
     let Recording { taped, run, .. } = recording;
@@ -118,15 +118,6 @@ fn alloc_conf(recording: &Recording) -> String {
     match recording.snapshot.setting("PYTORCH_CUDA_ALLOC_CONF") {
         Some(Setting::Text(settings)) => settings.clone(),
         _ => String::new(),
-    }
-}
-
-/// The modelled release whose allocator is that of `version`.
-fn torch(version: &str) -> Torch {
-    match release(version) {
-        Some(release) if release < (2, 11) => Torch::V2_6,
-        Some(release) if release < (2, 15) => Torch::V2_11,
-        _ => Torch::V2_15,
     }
 }
 

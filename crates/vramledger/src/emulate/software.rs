@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
+use crate::fit::release;
 
 /// The releases of torch that the emulator answers to.
 const OLDEST: (u32, u32) = (2, 6);
@@ -74,12 +75,6 @@ pub fn elsewhere(what: &str, system: &str, machine: &str) -> Error {
         what: format!("emulation needs Linux on x86-64, and {what} runs on {system} {machine}"),
         hint: "run it on such a machine or in such a container; no GPU is needed".into(),
     }
-}
-
-/// Major and minor version: `2.15.0+cu132` is of 2.15.
-pub(super) fn release(version: &str) -> Option<(u32, u32)> {
-    let mut numbers = version.split(['.', '+', 'a', 'b', 'r']).map(|number| number.parse().ok());
-    Some((numbers.next()??, numbers.next()??))
 }
 
 #[cfg(test)]
