@@ -245,7 +245,7 @@ impl PlanReport<'_> {
     /// The measures from the bytes asked for up to the whole card.
     fn ladder(&self) -> Option<Block> {
         let rungs = &self.explanation.ladder;
-        let unit = Unit::of_largest(rungs.iter().map(|rung| rung.bytes));
+        let unit = self.unit();
         let row = |(index, rung): (usize, &Rung)| {
             let more = match index {
                 0 => String::new(),

@@ -66,12 +66,16 @@ fn ladder(ledger: &Ledger) -> Vec<Rung> {
         Some(assumption) => format!("{}: {assumption}", row.name),
         None => row.name.clone(),
     });
+    let mut outside: Vec<String> = outside.collect();
+    if outside.is_empty() {
+        outside.push("outside the allocator".into());
+    }
     let rungs = [
         ("requested", held.requested_bytes, "asked for by the program".to_owned()),
         ("allocated", held.allocated_bytes, ROUNDING.into()),
         ("active", held.active_bytes, "blocks that wait for other streams".into()),
         ("reserved", held.reserved_bytes, "cached by the allocator".into()),
-        ("process", held.process_bytes, outside.collect::<Vec<_>>().join("; ")),
+        ("process", held.process_bytes, outside.join("; ")),
         ("device", held.device_bytes, "left of the card".into()),
     ];
     let mut below = 0;

@@ -51,6 +51,16 @@ pub(crate) fn release(version: &str) -> Option<(u32, u32)> {
     Some((numbers.next()??, numbers.next()??))
 }
 
+/// That requests found room only in the second attempt.
+pub(crate) fn retried(count: u64) -> Option<String> {
+    let who = match count {
+        0 => return None,
+        1 => "one request finds".to_owned(),
+        _ => format!("{count} requests find"),
+    };
+    Some(format!("{who} room only after the allocator gives all its cached blocks back, which is slow"))
+}
+
 /// Replays `tape` through the allocator, on devices of the capacity and context that the tape names.
 pub(crate) fn fit(tape: &Tape, settings: &Settings, tie: TieRule) -> Fit {
     let mut allocator = CachingAllocator::new(settings, tie, &memory_of(tape));

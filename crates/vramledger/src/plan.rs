@@ -150,11 +150,7 @@ fn warnings(question: &PlanQuestion<'_>, retries: u64) -> Vec<String> {
     if let Ok((_, found)) = fit::settings(&question.alloc_conf) {
         warnings.extend(found.iter().map(ToString::to_string));
     }
-    if retries > 0 {
-        warnings.push(format!(
-            "{retries} requests find room only after the allocator gives all its cached blocks back, which is slow"
-        ));
-    }
+    warnings.extend(fit::retried(retries));
     if setup.momentum > 0.0 && !matches!(setup.optimizer, Optimizer::Sgd | Optimizer::RmsProp) {
         warnings.push(format!("`--momentum` does nothing with {}", setup.optimizer.as_str()));
     }

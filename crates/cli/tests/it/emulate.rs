@@ -286,14 +286,14 @@ fn a_program_that_fits_is_told_as_a_plan_is() {
           backward     58.00      36.20  <- peak        4.07     1.00       1.00       2.01   0.06
           update       58.00       5.08                 3.07     1.00          0       2.01   0.06
 
-    The card when most is reserved, GiB
-    measure    total    more  which is
-    requested  <0.01          asked for by the program
-    allocated  <0.01  +<0.01  rounding up to blocks
-    active     <0.01      +0  blocks that wait for other streams
-    reserved    0.06   +0.05  cached by the allocator
-    process     0.59   +0.54  CUDA context: differs by card, driver and loaded kernels
-    device     79.65  +79.05  left of the card
+    The card when most is reserved, MiB
+    measure       total       more  which is
+    requested      4.07             asked for by the program
+    allocated      4.07     +<0.01  rounding up to blocks
+    active         4.07         +0  blocks that wait for other streams
+    reserved      58.00     +53.93  cached by the allocator
+    process      608.00    +550.00  CUDA context: differs by card, driver and loaded kernels
+    device     81559.00  +80951.00  left of the card
 
     At the peak, MiB
     what                   held   share

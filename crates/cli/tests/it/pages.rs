@@ -22,14 +22,14 @@ fn plan() {
           backward x 2   2614.00    2368.00  <- peak      320.00    16.00      16.00      32.00   256.00
           update         2614.00     336.00               304.00    16.00          0      32.00   256.00
 
-    The card when most is reserved, GiB
-    measure    total    more  which is
-    requested   2.30          asked for by the program
-    allocated   2.30  +<0.01  rounding up to blocks
-    active      2.30      +0  blocks that wait for other streams
-    reserved    2.55   +0.26  cached by the allocator
-    process     3.09   +0.54  CUDA context: differs by card, driver and loaded kernels
-    device     79.65  +76.56  left of the card
+    The card when most is reserved, MiB
+    measure       total       more  which is
+    requested   2352.00             asked for by the program
+    allocated   2352.00     +<0.01  rounding up to blocks
+    active      2352.00         +0  blocks that wait for other streams
+    reserved    2614.00    +262.00  cached by the allocator
+    process     3164.00    +550.00  CUDA context: differs by card, driver and loaded kernels
+    device     81559.00  +78395.00  left of the card
 
     At the peak, MiB
     what                held   share

@@ -79,7 +79,7 @@ pub fn emulation(
     let books = ledger::replay(tape, Some(&mut meter));
     warnings.extend(disagreements(&recording, &meter));
     let device = books.oom.as_ref().map(|oom| oom.device).or(recording.device()).unwrap_or(DeviceId(0));
-    warnings.extend(retried(meter.retries(device)));
+    warnings.extend(fit::retried(meter.retries(device)));
     if books.oom.is_some() && recording.run.end != End::Failed {
         warnings.push(
             "the program went on after it was out of memory: what came after is in the books too".into(),
@@ -140,16 +140,6 @@ fn disagreements(recording: &Recording, meter: &Recorded) -> Vec<String> {
         format!("at mark {mark} ({phase} of step {step}) PyTorch counted {counted} allocated, and the replay {replayed}")
     }));
     found
-}
-
-/// That requests found room only in the second attempt.
-fn retried(count: u64) -> Option<String> {
-    let who = match count {
-        0 => return None,
-        1 => "one request finds".to_owned(),
-        _ => format!("{count} requests find"),
-    };
-    Some(format!("{who} room only after the allocator gives all its cached blocks back, which is slow"))
 }
 
 /// What the first request that failed was for: the module at work and the place in the program.
