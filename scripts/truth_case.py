@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Runs one case of a list of training cases on the device that is there, real or emulated, and records its memory.
+"""Runs cases of a list of training cases on the device that is there, real or emulated, and records their memory.
 
     truth_case.py CASES.jsonl ID [--events FILE.csv[.gz]] [--snapshot FILE.pickle] [-o FILE.json] [--check]
+    truth_case.py CASES.jsonl [--jobs N] [-o FILE.jsonl] [--check]
 
 A case is one line of JSON with `model` and `setup` (see `expressible` for what is understood). The answer is the case
 with a `truth` of its own, in bytes: the peaks of requested, allocated and reserved memory, and of each phase its
 maximum and its end. `--events` writes every event of the caching allocator with its step, micro-batch and phase.
-`--check` compares with the `truth` the case brings and leaves with 1 when a number differs.
+`--check` compares with the `truth` the case brings and leaves with 1 when a number differs. Without an ID every case of
+the list runs, each in a process of its own, forked from one that has the libraries.
 """
 
 import argparse
@@ -17,6 +19,8 @@ import json
 import os
 import pickle
 import sys
+import tempfile
+import traceback
 from collections import Counter
 
 # What the recorder of `vramledger emulate` uses for the same purpose.
@@ -29,24 +33,40 @@ STATISTICS = {"allocated": "allocated_bytes", "requested": "requested_bytes", "r
 def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("cases")
-    options.add_argument("id")
+    options.add_argument("id", nargs="?")
     options.add_argument("--events")
     options.add_argument("--snapshot")
     options.add_argument("-o", "--output")
     options.add_argument("--check", action="store_true")
+    options.add_argument("--jobs", type=int, default=1)
     options = options.parse_args()
-    case = find_case(options.cases, options.id)
+    with open(options.cases) as lines:
+        cases = [json.loads(line) for line in lines]
+    if options.id is None:
+        if options.events or options.snapshot:
+            sys.exit("`--events` and `--snapshot` are of one case: give its ID")
+        code = run_all(cases, options)
+    else:
+        case = next((case for case in cases if case["id"] == options.id), None)
+        if case is None:
+            sys.exit(f"{options.cases} has no case `{options.id}`")
+        code = run_one(case, options)
+    # A thread of autograd may still want the interpreter: leave without tearing it down.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def run_one(case, options):
+    """Runs a case in this process and answers with the exit code."""
     # The device and the allocator read these once, before the first allocation.
     os.environ["VRAMLEDGER_GPU_CAPACITY"] = str(case["setup"]["capacity_bytes"])
     os.environ["PYTORCH_CUDA_ALLOC_CONF"] = case["setup"]["alloc_conf"]
-    record = bool(options.events or options.snapshot)
-    run = Run(case, record)
+    run = Run(case, bool(options.events or options.snapshot))
     run.go()
     if options.events:
         write_events(options.events, run.snapshot)
     if options.snapshot:
-        import pickle
-
         with open(options.snapshot, "wb") as file:
             pickle.dump(run.snapshot, file)
     found = {"id": case["id"], "model": case["model"], "setup": case["setup"], "truth": run.truth()}
@@ -56,38 +76,87 @@ def main():
             file.write(text + "\n")
     elif not options.check:
         print(text)
-    code = 0
-    if options.check:
-        differences = list(compare(case["truth"], found["truth"]))
-        print(case["id"], "differs: " + "; ".join(differences[:6]) if differences else "equal", flush=True)
-        code = 1 if differences else 0
-    # A thread of autograd may still want the interpreter: leave without tearing it down.
-    sys.stdout.flush()
-    os._exit(code)
+    if not options.check:
+        return 0
+    differences = list(compare(case["truth"], found["truth"], case["setup"]["autocast"]))
+    print(case["id"], "differs: " + "; ".join(differences[:6]) if differences else "equal", flush=True)
+    return 1 if differences else 0
 
 
-def find_case(path, wanted):
-    with open(path) as lines:
-        for line in lines:
-            case = json.loads(line)
-            if case["id"] == wanted:
-                return case
-    sys.exit(f"{path} has no case `{wanted}`")
+def run_all(cases, options):
+    """Runs every case in a child of its own, `--jobs` at a time; the answers are written in the order of the cases."""
+    import peft  # noqa: F401
+    import transformers
+
+    # What the library loads when it is first asked, asked once for all.
+    for case in cases:
+        if case["model"]["class"] != "mlp":
+            getattr(transformers, case["model"]["class"])
+    code, running = 0, {}
+    with tempfile.TemporaryDirectory() as folder:
+        parts = [os.path.join(folder, str(number)) for number in range(len(cases))]
+        for case, part in zip(cases, parts):
+            if len(running) == options.jobs:
+                code |= reap(running)
+            child = os.fork()
+            if child == 0:
+                leave_with(run_one, case, argparse.Namespace(**{**vars(options), "output": part}))
+            running[child] = case["id"]
+        while running:
+            code |= reap(running)
+        texts = []
+        for part in parts:
+            if os.path.exists(part):
+                with open(part) as file:
+                    texts.append(file.read())
+    if options.output:
+        with open(options.output, "w") as file:
+            file.writelines(texts)
+    elif not options.check:
+        sys.stdout.writelines(texts)
+    return code
 
 
-def compare(expected, found):
-    """Yields a sentence for every number of `expected` that `found` does not repeat."""
+def leave_with(function, *arguments):
+    """Ends a child with the code that the function answers."""
+    code = 2
+    try:
+        code = function(*arguments)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def reap(running):
+    """Waits for a child; one that gave no answer is told of. Answers with 1 if its case is not as recorded."""
+    child, status = os.wait()
+    case, code = running.pop(child), os.waitstatus_to_exitcode(status)
+    if code not in (0, 1):
+        print(case, f"gave no answer: it ended with {code}", flush=True)
+    return int(code != 0)
+
+
+def compare(expected, found, autocast=None):
+    """Yields a sentence for every number of `expected` that `found` does not repeat.
+
+    Autocast frees its casts in no fixed order, so that only the peaks of a run under it are the same each time.
+    """
     for key in ("peak_requested_bytes", "peak_allocated_bytes", "peak_reserved_bytes"):
         if expected[key] != found[key]:
             yield f"{key} {found[key]} instead of {expected[key]}"
     if bool(expected["oom"]) != bool(found["oom"]):
         yield f"out of memory: {found['oom'] and found['oom']['message'][:80]}"
+    if len(expected["phases"]) != len(found["phases"]):
+        yield f"{len(found['phases'])} phases instead of {len(expected['phases'])}"
+    if autocast:
+        return
     for want, have in zip(expected["phases"], found["phases"]):
         for key in sorted(want):
             if key != "end_requested_by_owner" and key in have and want[key] != have[key]:
                 yield f"step {want['step']} {want['phase']} {key} {have[key]} instead of {want[key]}"
-    if len(expected["phases"]) != len(found["phases"]):
-        yield f"{len(found['phases'])} phases instead of {len(expected['phases'])}"
 
 
 class Run:
@@ -346,6 +415,9 @@ class Run:
         answer["num_alloc_retries"] = statistics.get("num_alloc_retries", 0)
         answer["num_ooms"] = statistics.get("num_ooms", 0)
         answer["oom"] = self.oom
+        # Of an emulated device only: nobody knows it of a real one.
+        context = os.environ.get("VRAMLEDGER_GPU_CONTEXT", 550 << 20)
+        answer["context_bytes"] = int(context) if vramledger_host.emulated() else None
         return answer
 
 
