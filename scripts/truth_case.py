@@ -2,13 +2,13 @@
 """Runs cases of a list of training cases on the device that is there, real or emulated, and records their memory.
 
     truth_case.py CASES.jsonl ID [--events FILE.csv[.gz]] [--snapshot FILE.pickle] [-o FILE.json] [--check]
-    truth_case.py CASES.jsonl [--jobs N] [-o FILE.jsonl] [--check]
+    truth_case.py CASES.jsonl [--jobs N] [--seconds N] [-o FILE.jsonl] [--check]
 
 A case is one line of JSON with `model` and `setup` (see `expressible` for what is understood). The answer is the case
 with a `truth` of its own, in bytes: the peaks of requested, allocated and reserved memory, and of each phase its
 maximum and its end. `--events` writes every event of the caching allocator with its step, micro-batch and phase.
 `--check` compares with the `truth` the case brings and leaves with 1 when a number differs. Without an ID every case of
-the list runs, each in a process of its own, forked from one that has the libraries.
+the list runs, each in a process of its own, forked from one that has the libraries; after `--seconds` no other is begun.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import os
 import pickle
 import sys
 import tempfile
+import time
 import traceback
 from collections import Counter
 
@@ -39,6 +40,7 @@ def main():
     options.add_argument("-o", "--output")
     options.add_argument("--check", action="store_true")
     options.add_argument("--jobs", type=int, default=1)
+    options.add_argument("--seconds", type=float, default=float("inf"))
     options = options.parse_args()
     with open(options.cases) as lines:
         cases = [json.loads(line) for line in lines]
@@ -85,19 +87,18 @@ def run_one(case, options):
 
 def run_all(cases, options):
     """Runs every case in a child of its own, `--jobs` at a time; the answers are written in the order of the cases."""
-    import peft  # noqa: F401
-    import transformers
-
-    # What the library loads when it is first asked, asked once for all.
-    for case in cases:
-        if case["model"]["class"] != "mlp":
-            getattr(transformers, case["model"]["class"])
+    begin = time.monotonic()
+    load_libraries(cases)
     code, running = 0, {}
     with tempfile.TemporaryDirectory() as folder:
         parts = [os.path.join(folder, str(number)) for number in range(len(cases))]
         for case, part in zip(cases, parts):
             if len(running) == options.jobs:
                 code |= reap(running)
+            if time.monotonic() - begin > options.seconds:
+                print(case["id"], f"not begun: {options.seconds:.0f} seconds are over", flush=True)
+                code = 1
+                continue
             child = os.fork()
             if child == 0:
                 leave_with(run_one, case, argparse.Namespace(**{**vars(options), "output": part}))
@@ -115,6 +116,20 @@ def run_all(cases, options):
     elif not options.check:
         sys.stdout.writelines(texts)
     return code
+
+
+def load_libraries(cases):
+    """Imports what the cases need, once for all of them; CUDA is left to the children."""
+    import torch  # noqa: F401
+
+    if any(case["setup"]["lora"] for case in cases):
+        import peft  # noqa: F401
+    classes = {case["model"]["class"] for case in cases} - {"mlp"}
+    if classes:
+        import transformers
+
+        for name in classes:
+            getattr(transformers, name)
 
 
 def leave_with(function, *arguments):
