@@ -8,7 +8,7 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-batch_size, block_size, vocab_size = 12, 256, 4096
+batch_size, block_size, vocab_size = 16, 256, 4096
 n_layer, n_head, n_embd, dropout = 6, 6, 384, 0.1
 gradient_accumulation_steps, max_iters, warmup_iters = 4, 5, 2
 learning_rate, weight_decay, grad_clip = 6e-4, 1e-1, 1.0

@@ -56,7 +56,23 @@ impl Limits {
     }
 }
 
+/// The architectures PyTorch's builds carry code for; others run that of the nearest before in their family.
+const COMPILED: [c_int; 9] = [50, 60, 70, 75, 80, 86, 90, 100, 120];
+
+/// The architecture, as 10 * major + minor, of the code that a device of this capability runs.
+fn compiled_for(major: c_int, minor: c_int) -> c_int {
+    let own = 10 * major + minor;
+    let nearest = COMPILED.into_iter().rfind(|&known| known <= own && known / 10 == major);
+    nearest.unwrap_or(own)
+}
+
 impl Device {
+    /// The architecture of the code this device runs, which libraries choose their kernels by: CUB refuses one that it
+    /// was not built for.
+    pub fn compiled_for(&self) -> c_int {
+        compiled_for(self.major, self.minor)
+    }
+
     /// Bytes of shared memory one block can opt in to.
     pub fn shared_optin(&self) -> c_int {
         if self.major >= 8 { self.limits.shared - 1024 } else { self.limits.shared }
@@ -144,4 +160,15 @@ fn text(name: &str) -> Option<String> {
 
 fn number(name: &str, default: usize) -> usize {
     text(name).and_then(|value| value.parse().ok()).unwrap_or(default)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_runs_the_nearest_code_of_its_family() {
+        let capabilities = [(8, 0), (8, 6), (8, 9), (9, 0), (10, 3), (12, 1), (11, 0)];
+        assert_eq!(capabilities.map(|(a, b)| compiled_for(a, b)), [80, 86, 86, 90, 100, 120, 110]);
+    }
 }

@@ -402,12 +402,11 @@ extern "C" fn cuLinkComplete(_: Handle, cubin: Out<Handle>, size: Out<usize>) ->
 
 /// The answer to a question about a kernel, by `CUfunction_attribute`.
 fn kernel_attribute(attribute: c_int) -> c_int {
-    let version = 10 * device().major + device().minor;
     match attribute {
-        0 => 1024,                    // threads per block
-        4 => 32,                      // registers
-        5 | 6 => version,             // PTX and binary version
-        8 => device().shared_optin(), // dynamic shared memory
+        0 => 1024,                        // threads per block
+        4 => 32,                          // registers
+        5 | 6 => device().compiled_for(), // PTX and binary version
+        8 => device().shared_optin(),     // dynamic shared memory
         _ => 0,
     }
 }

@@ -501,7 +501,7 @@ struct FunctionAttributes {
 #[unsafe(no_mangle)]
 extern "C" fn cudaFuncGetAttributes(out: Out<FunctionAttributes>) -> c_int {
     let d = device();
-    let version = 10 * d.major + d.minor;
+    let version = d.compiled_for();
     out.set(FunctionAttributes {
         shared_bytes: 0,
         constant_bytes: 0,
