@@ -4,6 +4,7 @@ mod bench;
 mod case;
 mod emulator_symbols;
 mod events;
+mod gen_snapshot;
 mod schema;
 mod tape_diff;
 mod test;
@@ -34,6 +35,8 @@ enum Command {
     TapeDiff(tape_diff::TapeDiff),
     /// The names the emulator must export for a build of PyTorch, from its libraries
     EmulatorSymbols(emulator_symbols::EmulatorSymbols),
+    /// A memory snapshot with N trace entries and a leak of known size, to measure readers with
+    GenSnapshot(gen_snapshot::GenSnapshot),
 }
 
 #[allow(clippy::print_stderr, reason = "a command of developers tells why it failed")]
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
         Command::Schema => schema::run(),
         Command::TapeDiff(args) => tape_diff::run(&args),
         Command::EmulatorSymbols(args) => emulator_symbols::run(&args),
+        Command::GenSnapshot(args) => gen_snapshot::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

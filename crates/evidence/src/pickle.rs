@@ -266,6 +266,9 @@ impl Heap {
     }
 
     fn extend(&mut self, node: Node, values: &[Value]) {
+        if values.is_empty() {
+            return;
+        }
         let mut index = self.nodes[node.0 as usize].index();
         if index == 0 {
             index = self.vacant.pop().unwrap_or_else(|| {
@@ -283,7 +286,7 @@ impl Heap {
     fn memory(&self) -> usize {
         self.text_bytes
             + self.item_bytes
-            + self.nodes.capacity() * size_of::<Packed>()
+            + self.nodes.len() * size_of::<Packed>()
             + self.items.capacity() * size_of::<Vec<Value>>()
             + self.vacant.capacity() * size_of::<u32>()
     }
@@ -304,15 +307,19 @@ pub fn read<B: Builder>(
         [0x80, version, ..] => return Err(PickleError::Protocol { version: *version }),
         [first, ..] => return Err(PickleError::NotAPickle { first: *first }),
     }
+    let mut heap = Heap::new(B::VOCABULARY);
+    // Room for what a file of this length is likely to need: a table that grows leaves holes behind
+    // it, and memory that is not touched costs nothing.
+    heap.nodes.reserve(input.len() / 64);
     let machine = Machine {
         input,
         at: 2,
         limits,
         builder,
-        heap: Heap::new(B::VOCABULARY),
+        heap,
         stack: Vec::new(),
         marks: Vec::new(),
-        memo: Vec::new(),
+        memo: Vec::with_capacity(input.len() / 32),
         others: Vec::new(),
     };
     machine.run()
@@ -513,6 +520,7 @@ impl<B: Builder> Machine<'_, B> {
         Ok(())
     }
 
+    #[inline]
     fn get(&mut self, index: u32) -> Result<(), PickleError> {
         let packed = self.memo.get(index as usize).copied().unwrap_or(Packed::ABSENT);
         let value = match packed.kind() {
@@ -620,7 +628,7 @@ impl<B: Builder> Machine<'_, B> {
             + self.builder.memory()
             + self.stack.capacity() * size_of::<Value>()
             + self.others.capacity() * size_of::<Value>()
-            + self.memo.capacity() * size_of::<Packed>();
+            + self.memo.len() * size_of::<Packed>();
         if used > self.limits.memory {
             return Err(self.limit("bytes of memory", self.limits.memory));
         }

@@ -238,7 +238,7 @@ impl Snapshot {
         if let Some(error) = mislabelled(bytes) {
             return Err(error);
         }
-        let mut builder = build::SnapshotBuilder::new();
+        let mut builder = build::SnapshotBuilder::new(bytes.len());
         let (root, heap, read) = pickle::read(bytes, Limits::for_length(bytes.len()), &mut builder)?;
         let mut snapshot = builder.finish(root, heap)?;
         if read < bytes.len() {
@@ -306,7 +306,7 @@ fn mislabelled(bytes: &[u8]) -> Option<SnapshotError> {
 }
 
 /// The entries of all traces, a column for each field.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Entries {
     /// The code of the action: a known one, or beyond those one of `others`.
     action: Vec<u8>,
@@ -340,6 +340,22 @@ const ACTIONS: [Action; 10] = [
 ];
 
 impl Entries {
+    /// No entries; `count` of them take no more than what they touch.
+    fn with_room_for(count: usize) -> Self {
+        Self {
+            action: Vec::with_capacity(count),
+            address: Vec::with_capacity(count),
+            size: Vec::with_capacity(count),
+            stream: Vec::with_capacity(count),
+            pool: Vec::with_capacity(count),
+            time_us: Vec::with_capacity(count),
+            stack: Vec::with_capacity(count),
+            user_metadata: Vec::with_capacity(count),
+            compile_context: Vec::with_capacity(count),
+            others: Vec::new(),
+        }
+    }
+
     fn len(&self) -> usize {
         self.action.len()
     }

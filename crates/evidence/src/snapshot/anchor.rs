@@ -22,7 +22,7 @@ pub(super) struct Held {
 /// What a device held before the first entry of its trace.
 #[derive(Debug, Default)]
 pub(super) struct Anchor {
-    /// The objects, by address.
+    /// The objects, those that await their free first, by address.
     pub(super) objects: Vec<(u64, Held)>,
     /// The segments.
     pub(super) segments: Ranges,
@@ -131,7 +131,9 @@ impl Backward {
         let mut found = self.found;
         found.unmatched_frees = self.held.values().filter(|(_, freed)| *freed).count() as u64;
         found.objects = self.held.into_iter().map(|(address, (held, _))| (address, held)).collect();
-        found.objects.sort_unstable_by_key(|(address, _)| *address);
+        // Those that await their free come first: the program does not hold them, and no total should
+        // count them beside what it holds.
+        found.objects.sort_unstable_by_key(|(address, held)| (!held.pending, *address));
         found.late.reverse();
         found
     }

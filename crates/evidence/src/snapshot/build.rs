@@ -88,6 +88,9 @@ vocabulary! {
     EXTERNAL_ANNOTATIONS = "external_annotations",
 }
 
+/// More GPUs than any machine has.
+const DEVICES: u16 = 1024;
+
 /// The tables that dicts and lists go to.
 mod table {
     pub(super) const FRAME: u8 = 1;
@@ -130,13 +133,14 @@ pub(super) struct SnapshotBuilder {
 }
 
 impl SnapshotBuilder {
-    pub(super) fn new() -> Self {
+    /// A builder for a file of `length` bytes.
+    pub(super) fn new(length: usize) -> Self {
         let none: Box<[u32]> = Box::default();
         Self {
             frames: IndexSet::new(),
             stacks: IndexSet::from([none]),
             stack_bytes: 0,
-            entries: Entries::default(),
+            entries: Entries::with_room_for(length / 128),
             traces: Vec::new(),
             blocks: Vec::new(),
             histories: Vec::new(),
@@ -419,8 +423,8 @@ impl SnapshotBuilder {
         let mut traces =
             in_order(&mut self.entries, traces).ok_or_else(|| damaged("an entry is in two traces"))?;
         let host_trace = traces.pop().unwrap_or_default();
-        if traces.len() > usize::from(u16::MAX) {
-            return Err(damaged("it has more than 65535 devices"));
+        if traces.len() > usize::from(DEVICES) {
+            return Err(damaged("it has traces of more than 1024 devices"));
         }
         let mut snapshot = Snapshot {
             texts: heap.into_texts(),
@@ -556,7 +560,7 @@ impl Builder for SnapshotBuilder {
 
     fn memory(&self) -> usize {
         let entry = 4 * size_of::<u64>() + 4 * size_of::<u32>();
-        self.entries.action.capacity() * entry
+        self.entries.len() * entry
             + self.stack_bytes
             + self.frames.capacity() * (size_of::<Frame>() + 16)
             + self.blocks.capacity() * 2 * size_of::<Block>()
@@ -702,8 +706,9 @@ fn bytes(value: Value) -> Result<u64, String> {
 fn device(value: Value) -> Result<Option<u16>, String> {
     match value {
         Value::Int(-1) | Value::None => Ok(None),
-        Value::Int(device) => {
-            u16::try_from(device).map(Some).map_err(|_| format!("there is no device {device}"))
+        Value::Int(number) => {
+            let device = u16::try_from(number).ok().filter(|device| *device < DEVICES);
+            device.map(Some).ok_or_else(|| format!("there is no device {number}"))
         }
         _ => Err(not_a("device")),
     }

@@ -204,13 +204,13 @@ impl<'a> Writer<'a> {
             let ranges = Ranges::default();
             sources.push(Source { index, trace, segments, anchor, next: 0, next_late: 0, ranges, reused: 0 });
         };
-        let used = |(index, segments): &(usize, Vec<&Segment>)| {
-            !segments.is_empty() || snapshot.traces.get(*index).is_some_and(|trace| !trace.is_empty())
+        let used = |index: usize, segments: &[&Segment]| {
+            !segments.is_empty() || snapshot.traces.get(index).is_some_and(|trace| !trace.is_empty())
         };
         // A process on one of eight GPUs lists eight traces; one that used none has the first.
-        let first_only = !segments.iter().cloned().enumerate().any(|device| used(&device));
+        let none_used = !segments.iter().enumerate().any(|(index, segments)| used(index, segments));
         for (index, segments) in segments.into_iter().enumerate() {
-            if (first_only && index == 0) || used(&(index, segments.clone())) {
+            if used(index, &segments) || (none_used && index == 0) {
                 add(Some(index), snapshot.traces.get(index).unwrap_or(&NO_TRACE), segments);
             }
         }
