@@ -47,7 +47,7 @@ fn lines(ledger: &Ledger) -> Vec<String> {
 
 #[test]
 fn figures_at_every_mark_are_those_that_pytorch_gave() {
-    for name in ["mlp", "ckpt", "oom"] {
+    for name in ["mlp", "ckpt", "oom", "fsdp"] {
         let (recording, ledger) = read(name);
         // A mark that disagrees is a warning; the end state disagrees with nothing.
         assert_eq!(recording.taped.warnings, [], "{name}");
@@ -77,7 +77,7 @@ fn a_loop_has_its_phases_and_owners() {
 
 #[test]
 fn every_byte_of_a_peak_has_an_owner() {
-    for name in ["mlp", "ckpt", "oom"] {
+    for name in ["mlp", "ckpt", "oom", "fsdp"] {
         let (_, ledger) = read(name);
         let peak = ledger.peaks.requested.unwrap();
         assert_eq!(peak.by_category.get(&Category::Unattributed), None, "{name}");
@@ -132,6 +132,17 @@ fn what_backward_recomputes_is_an_activation() {
     assert_eq!(peak.at.unwrap().phase, "backward");
     let layer = peak.contributors.iter().find(|row| row.name.starts_with("model.layers.*.mlp.act_fn "));
     assert_eq!(layer.unwrap().category, Category::Activation);
+}
+
+#[test]
+fn a_sharded_rank_has_its_share_and_its_buffers() {
+    let (_, ledger) = read("fsdp");
+    let forward = ledger.phases.iter().filter(|row| row.at.phase == "forward");
+    for row in forward {
+        // An eighth of the 7047680 bytes; the root's parameters stay gathered until backward.
+        assert_eq!(row.end_by_category[&Category::Parameter].get(), 7_047_680 / 8);
+        assert_eq!(row.end_by_category[&Category::CommunicationBuffer].get(), 2 * 4000 * 256 * 2 + 512);
+    }
 }
 
 #[test]

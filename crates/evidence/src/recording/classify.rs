@@ -8,9 +8,11 @@ use super::{Named, note};
 use crate::pickle::Text;
 use crate::snapshot::{Entry, Origin, Snapshot, Stack, Taped};
 
-/// Workspaces of cuBLAS and cublasLt that PyTorch allocates, in bytes: 32 MiB on Hopper and
-/// Blackwell, 4096 KiB twice and 16 KiB eight times elsewhere, 1 MiB for cublasLt.
-const CUBLAS: [u64; 3] = [32 << 20, 8_519_680, 1 << 20];
+/// Workspaces of cuBLAS that PyTorch allocates, in bytes: 32 MiB on Hopper and Blackwell, 4096 KiB
+/// twice and 16 KiB eight times elsewhere. Before 2.15 it keeps them.
+const CUBLAS: [u64; 2] = [32 << 20, 8_519_680];
+/// The workspace of cublasLt, which it never keeps.
+const CUBLAS_LT: u64 = 1 << 20;
 
 /// Gives every object of a recorded tape its name, owner and category, `names` first.
 pub(super) fn label(taped: &mut Taped, snapshot: &Snapshot, names: &BTreeMap<ObjectId, Named>) {
@@ -69,8 +71,8 @@ fn unlabelled_name(tape: &Tape, snapshot: &Snapshot, life: &Life, stack: Stack) 
 
 /// Whether the innermost frame that says something is of `torch.distributed` or of DDP.
 fn is_distributed(snapshot: &Snapshot, stack: Stack) -> bool {
-    let mut files = snapshot.stack(stack).map(|frame| snapshot.text(frame.file));
-    files.find(|file| !file.contains("torch/utils/") && !file.contains("torch/_ops")).is_some_and(|file| {
+    snapshot.telling_frames(stack).next().is_some_and(|frame| {
+        let file = snapshot.text(frame.file);
         file.contains("torch/distributed/") || file.ends_with("torch/nn/parallel/distributed.py")
     })
 }
@@ -178,7 +180,10 @@ impl Life {
         let Some(born) = self.born.map(|born| tape.mark_of(born)) else { return Category::Unattributed };
         let forward = born.phase == Phase::FORWARD && (self.in_module || self.after_modules);
         let recomputed = born.phase == Phase::BACKWARD && self.in_module;
-        let cublas = CUBLAS.contains(&self.bytes) && (self.alone || !self.is_gone);
+        let cublas = match self.bytes {
+            CUBLAS_LT => self.alone,
+            bytes => CUBLAS.contains(&bytes) && (self.alone || !self.is_gone),
+        };
         if cublas || (self.alone && self.same_line && (forward || recomputed)) {
             return Category::Workspace;
         }

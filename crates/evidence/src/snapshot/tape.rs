@@ -119,15 +119,20 @@ impl Snapshot {
         Ok(Taped { tape, origins, devices, warnings })
     }
 
-    /// The place in the program that `stack` tells of: its `depth` innermost frames that say something,
-    /// `modeling_llama.py:164 forward < modeling_llama.py:313 forward`; none where none does.
-    pub fn site(&self, stack: Stack, depth: usize) -> Option<String> {
-        let plain = |frame: &&Frame| {
+    /// The frames of `stack` that say something, innermost first: neither machine code nor what only
+    /// stands between two others.
+    pub fn telling_frames(&self, stack: Stack) -> impl Iterator<Item = &Frame> {
+        self.stack(stack).filter(|frame| {
             let file = self.text(frame.file);
             let wraps = WRAPPERS.iter().any(|wrapper| file.ends_with(wrapper));
             !wraps && !is_native(file) && !WRAPPING.contains(&self.text(frame.name))
-        };
-        let frames = self.stack(stack).filter(plain).take(depth).map(|frame| {
+        })
+    }
+
+    /// The place in the program that `stack` tells of: the `depth` innermost frames that say something,
+    /// `modeling_llama.py:164 forward < modeling_llama.py:313 forward`; none where none does.
+    pub fn site(&self, stack: Stack, depth: usize) -> Option<String> {
+        let frames = self.telling_frames(stack).take(depth).map(|frame| {
             let file = self.text(frame.file);
             let file = file.rsplit(['/', '\\']).next().unwrap_or(file);
             format!("{file}:{} {}", frame.line, self.text(frame.name))
