@@ -366,6 +366,31 @@ fn snapshots_of_torch_2_0_have_histories() {
 }
 
 #[test]
+fn a_place_in_the_program_is_no_machine_code_and_no_wrapper() {
+    let frame = |file: &str, line: i64, name: &str| {
+        dict(&[("name", text(name)), ("filename", text(file)), ("line", int(line))])
+    };
+    let frames = [
+        frame("/usr/lib/libtorch_cpu.so", 64_465_105, "??"),
+        frame("CUDACachingAllocator.cpp", 0, "c10::cuda::malloc(unsigned long)"),
+        frame("/usr/local/lib/libpython3.11.so.1.0", 12, "_PyObject_MakeTpCall"),
+        frame("/venv/torch/_ops.py", 9, "__call__"),
+        frame("/venv/torch/nn/modules/linear.py", 134, "forward"),
+        frame("/venv/torch/nn/modules/module.py", 1787, "_call_impl"),
+        frame("/venv/transformers/utils/generic.py", 1036, "wrapper"),
+        frame("C:\\run\\train.py", 7, "<module>"),
+    ];
+    let alloc =
+        dict(&[("action", text("alloc")), ("addr", int(0)), ("size", int(1)), ("frames", list(&frames))]);
+    let snapshot = read(&snapshot(&[], &[&[alloc]]));
+    let stack = snapshot.entry(&snapshot.traces[0], 0).stack;
+    assert_eq!(snapshot.stack(stack).count(), 8);
+    assert_eq!(snapshot.site(stack, 5).as_deref(), Some("linear.py:134 forward < train.py:7 <module>"));
+    assert_eq!(snapshot.site(stack, 1).as_deref(), Some("linear.py:134 forward"));
+    assert_eq!(snapshot.site(Stack(0), 2), None);
+}
+
+#[test]
 fn settings_keep_their_types_and_notes_their_texts() {
     let settings = dict(&[
         ("max_split_size", int(-1)),

@@ -1,6 +1,6 @@
 //! What an object is for: by its label, else by where it was made and how long it lived.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use ledger::{Category, Event, Label, Mark, MarkId, ObjectId, Phase, Tape};
 
@@ -8,11 +8,9 @@ use super::{Named, note};
 use crate::pickle::Text;
 use crate::snapshot::{Entry, Origin, Snapshot, Stack, Taped};
 
-/// Workspaces of cuBLAS that PyTorch allocates, in bytes: 32 MiB on Hopper and Blackwell, 4096 KiB
-/// twice and 16 KiB eight times elsewhere. Before 2.15 it keeps them.
-const CUBLAS: [u64; 2] = [32 << 20, 8_519_680];
-/// The workspace of cublasLt, which it never keeps.
-const CUBLAS_LT: u64 = 1 << 20;
+/// Workspaces of cuBLAS and cublasLt that PyTorch allocates, in bytes: 32 MiB on Hopper and Blackwell, 4096 KiB
+/// twice and 16 KiB eight times elsewhere, 1 MiB for cublasLt. Before 2.15 it keeps them.
+const CUBLAS: [u64; 3] = [32 << 20, 8_519_680, 1 << 20];
 
 /// Gives every object of a recorded tape its name, owner and category, `names` first.
 pub(super) fn label(taped: &mut Taped, snapshot: &Snapshot, names: &BTreeMap<ObjectId, Named>) {
@@ -95,6 +93,9 @@ struct Life {
     in_module: bool,
     /// Whether nothing else was made while it lived.
     alone: bool,
+    /// Whether it was never let go, and nothing else of its size from its place in the program: what
+    /// a leak keeps, it keeps again and again.
+    kept_once: bool,
     /// Whether the line of the program that made it also let go of it.
     same_line: bool,
     /// Whether a module was at work while it lived.
@@ -155,8 +156,13 @@ fn lives(taped: &Taped, snapshot: &Snapshot) -> Vec<Life> {
             _ => {}
         }
     }
-    for (life, (_, of_modules_then)) in lives.iter_mut().zip(made).filter(|(life, _)| !life.is_gone) {
-        life.met_modules = of_modules > of_modules_then;
+    let mut kept: HashMap<(Stack, u64), u32> = HashMap::new();
+    for (life, origin) in lives.iter().zip(&taped.origins).filter(|(life, _)| !life.is_gone) {
+        *kept.entry((origin.stack, life.bytes)).or_default() += 1;
+    }
+    for (index, life) in lives.iter_mut().enumerate().filter(|(_, life)| !life.is_gone) {
+        life.met_modules = of_modules > made[index].1;
+        life.kept_once = kept.get(&(taped.origins[index].stack, life.bytes)) == Some(&1);
     }
     lives
 }
@@ -180,10 +186,7 @@ impl Life {
         let Some(born) = self.born.map(|born| tape.mark_of(born)) else { return Category::Unattributed };
         let forward = born.phase == Phase::FORWARD && (self.in_module || self.after_modules);
         let recomputed = born.phase == Phase::BACKWARD && self.in_module;
-        let cublas = match self.bytes {
-            CUBLAS_LT => self.alone,
-            bytes => CUBLAS.contains(&bytes) && (self.alone || !self.is_gone),
-        };
+        let cublas = CUBLAS.contains(&self.bytes) && (self.alone || self.kept_once);
         if cublas || (self.alone && self.same_line && (forward || recomputed)) {
             return Category::Workspace;
         }

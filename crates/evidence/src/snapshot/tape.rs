@@ -125,7 +125,8 @@ impl Snapshot {
         self.stack(stack).filter(|frame| {
             let file = self.text(frame.file);
             let wraps = WRAPPERS.iter().any(|wrapper| file.ends_with(wrapper));
-            !wraps && !is_native(file) && !WRAPPING.contains(&self.text(frame.name))
+            let name = self.text(frame.name);
+            !wraps && !is_native(file, name) && !WRAPPING.contains(&name)
         })
     }
 
@@ -156,9 +157,12 @@ const WRAPPERS: [&str; 6] = [
 /// Functions that call what they wrap and do nothing else.
 const WRAPPING: [&str; 4] = ["wrapper", "wrapped_func", "wrapped", "decorate_context"];
 
-/// Whether a frame is of machine code and not of a program's text.
-fn is_native(file: &str) -> bool {
-    file.ends_with(".so") || file.contains(".so.") || file == "??" || file.is_empty()
+/// Whether a frame is of machine code and not of a Python program's text.
+fn is_native(file: &str, name: &str) -> bool {
+    let suffix = file.rsplit('.').next().unwrap_or_default();
+    let compiled =
+        ["so", "c", "cc", "cpp", "cu", "cuh", "h", "hpp"].contains(&suffix) || file.contains(".so.");
+    compiled || file.is_empty() || file == "??" || name.contains("::")
 }
 
 /// One device on the way to the tape.
