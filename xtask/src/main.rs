@@ -2,6 +2,7 @@
 
 mod bench;
 mod case;
+mod emulation;
 mod emulator_symbols;
 mod events;
 mod gen_snapshot;
@@ -25,6 +26,8 @@ struct Cli {
 enum Command {
     /// Formatting, lints and every test: what must hold before a change is done
     Test,
+    /// Users' scripts and the recorded cases on the emulated GPU, in a virtual environment with PyTorch
+    Emulation,
     /// Planned ledgers against recorded training steps; writes docs/accuracy.md
     Truth(truth::Truth),
     /// Time and memory, held against their goals; writes docs/benchmarks.md
@@ -43,6 +46,7 @@ enum Command {
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Test => test::run(),
+        Command::Emulation => emulation::run(),
         Command::Truth(args) => truth::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Schema => schema::run(),
