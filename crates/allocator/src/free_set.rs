@@ -61,7 +61,7 @@ pub(crate) struct Position {
     index: usize,
 }
 
-const CHUNK: usize = 128;
+const CHUNK: usize = 32;
 
 /// Free blocks in order.
 #[derive(Clone, Debug, Default)]
