@@ -117,6 +117,19 @@ impl Op {
         }
     }
 
+    /// Keeps of two factors each that the gradient of the other one needs, the right one first; tells
+    /// whether the left and the right factor want a gradient.
+    pub(crate) fn save_factors(&self, left: &Tensor, right: &Tensor) -> (bool, bool) {
+        let (left_wants, right_wants) = (self.needs(0), self.needs(1));
+        if left_wants {
+            self.save(right);
+        }
+        if right_wants {
+            self.save(left);
+        }
+        (left_wants, right_wants)
+    }
+
     /// Keeps a result for backward, without its history: a result that held its own node would keep
     /// itself alive.
     pub(crate) fn save_result(&self, tensor: &Tensor) {

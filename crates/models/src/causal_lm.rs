@@ -6,6 +6,10 @@ use std::rc::Rc;
 use engine::{Attention, Kernel, Session, Tensor, cat, release};
 use ledger::{Category, Dtype};
 
+use crate::network::Pass;
+use crate::nn::Linear;
+use crate::setup::Setup;
+
 /// What attention is built from: the parts of a setup that models read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AttentionSetup {
@@ -152,9 +156,50 @@ pub(crate) fn rotary_embedding(
     })
 }
 
+/// What a training script does around a causal language model.
+pub(crate) struct Script {
+    batch: u64,
+    keep_outputs: bool,
+    autocast: Option<Dtype>,
+}
+
+impl Script {
+    pub(crate) fn new(setup: &Setup) -> Self {
+        Self { batch: setup.batch, keep_outputs: setup.keep_outputs, autocast: setup.autocast }
+    }
+
+    /// Token ids (b, s), int64; the labels are the same tensor.
+    pub(crate) fn input(&self, session: &Rc<Session>, seq: u64) -> Tensor {
+        Tensor::of_category(session, "input_ids", Category::Input, [self.batch, seq], Dtype::Int64)
+    }
+
+    /// The forward pass of the whole: `model` gives the last hidden state and the cache where there is one;
+    /// then the head and the loss. The output object dies unless the script keeps it.
+    pub(crate) fn forward(
+        &self,
+        input_ids: &Tensor,
+        pass: &mut Pass,
+        head: &Linear,
+        model: impl FnOnce() -> (Tensor, Option<Cache>),
+    ) {
+        input_ids.session().autocast(self.autocast, || {
+            let (hidden, cache) = model();
+            let logits = head.forward(&hidden);
+            let loss = causal_lm_loss(&logits, input_ids);
+            release!(hidden);
+            if self.keep_outputs {
+                pass.rebind_output(logits, cache);
+            } else {
+                release!(logits, cache);
+            }
+            pass.rebind_loss(loss);
+        });
+    }
+}
+
 /// `ForCausalLMLoss` of (b, s, v) logits against (b, s) labels: fp32 logits, labels padded and
 /// shifted by one, cross entropy.
-pub(crate) fn causal_lm_loss(logits: &Tensor, labels: &Tensor) -> Tensor {
+fn causal_lm_loss(logits: &Tensor, labels: &Tensor) -> Tensor {
     let session = logits.session();
     session.scoped("loss", || {
         let mut logits = logits.to(Dtype::Fp32);

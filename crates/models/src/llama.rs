@@ -3,9 +3,9 @@
 use std::rc::Rc;
 
 use engine::{Session, Tensor, checkpoint, release};
-use ledger::{Category, Dtype};
+use ledger::Dtype;
 
-use crate::causal_lm::{AttentionSetup, Cache, causal_lm_loss, causal_mask, position_ids, rotary_embedding};
+use crate::causal_lm::{AttentionSetup, Cache, Script, causal_mask, position_ids, rotary_embedding};
 use crate::network::{Built, Network, Pass};
 use crate::nn::{Activation, Builder, Embedding, Linear, RmsNorm, rotate};
 use crate::setup::{Checkpoint, Setup};
@@ -165,10 +165,8 @@ impl LlamaDecoderLayer {
 
 struct Llama {
     config: LlamaConfig,
-    batch: u64,
+    script: Script,
     checkpoint: bool,
-    keep_outputs: bool,
-    autocast: Option<Dtype>,
     eager: bool,
     embed_tokens: Embedding,
     layers: Vec<Rc<LlamaDecoderLayer>>,
@@ -203,10 +201,8 @@ impl LlamaConfig {
         let checkpoint = setup.checkpoint == Checkpoint::Full;
         let network = Llama {
             config: self.clone(),
-            batch: setup.batch,
+            script: Script::new(setup),
             checkpoint,
-            keep_outputs: setup.keep_outputs,
-            autocast: setup.autocast,
             eager: attention.eager,
             embed_tokens,
             layers,
@@ -292,22 +288,10 @@ struct Kept {
 
 impl Network for Llama {
     fn input(&self, session: &Rc<Session>, seq: u64) -> Tensor {
-        Tensor::of_category(session, "input_ids", Category::Input, [self.batch, seq], Dtype::Int64)
+        self.script.input(session, seq)
     }
 
     fn forward(&self, input_ids: &Tensor, pass: &mut Pass) {
-        let session = Rc::clone(input_ids.session());
-        session.autocast(self.autocast, || {
-            let (hidden, cache) = self.model(input_ids);
-            let logits = self.lm_head.forward(&hidden);
-            let loss = causal_lm_loss(&logits, input_ids);
-            release!(hidden);
-            if self.keep_outputs {
-                pass.rebind_output(logits, cache);
-            } else {
-                release!(logits, cache);
-            }
-            pass.rebind_loss(loss);
-        });
+        self.script.forward(input_ids, pass, &self.lm_head, || self.model(input_ids));
     }
 }

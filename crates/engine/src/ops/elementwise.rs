@@ -178,13 +178,7 @@ impl Tensor {
     /// `self * other`: keeps each factor that the gradient of the other one needs.
     pub fn mul(&self, other: &Self) -> Self {
         let op = Op::new(self.session(), &[self, other]);
-        let (left, right) = (op.needs(0), op.needs(1));
-        if left {
-            op.save(other);
-        }
-        if right {
-            op.save(self);
-        }
+        let (left, right) = op.save_factors(self, other);
         let out = pointwise("mul", &[self, other], promote(self, other));
         op.finish(out, move |call| {
             let grad = call.grad();

@@ -58,13 +58,7 @@ impl Tensor {
     /// The product of two matrices.
     pub fn mm(&self, other: &Self) -> Self {
         let op = Op::new(self.session(), &[self, other]);
-        let (left, right) = (op.needs(0), op.needs(1));
-        if left {
-            op.save(other);
-        }
-        if right {
-            op.save(self);
-        }
+        let (left, right) = op.save_factors(self, other);
         let out = multiply("mm", self, other);
         let (this_shape, this_strides) = (self.shape(), self.strides());
         let (other_shape, other_strides) = (other.shape(), other.strides());
@@ -172,13 +166,7 @@ impl Tensor {
     /// The product of two batches of matrices (b, m, k) and (b, k, n).
     pub fn bmm(&self, other: &Self) -> Self {
         let op = Op::new(self.session(), &[self, other]);
-        let (left, right) = (op.needs(0), op.needs(1));
-        if left {
-            op.save(other);
-        }
-        if right {
-            op.save(self);
-        }
+        let (left, right) = op.save_factors(self, other);
         let out = multiply("bmm", self, other);
         op.finish(out, move |call| {
             let grad = call.grad();
