@@ -218,6 +218,7 @@ class Recorder:
         if self.is_done() and self.end == "finished":
             # What the script does after its last step, printing for one, it has done.
             self.end, self.code = "stopped", 0
+            self.mark(self.steps, None, "end")
             raise Stop(0)
         if module not in self.roots:
             self.roots.add(module)
@@ -375,7 +376,7 @@ class Recorder:
 
     def write(self):
         """Writes the recording; each file appears whole or not at all."""
-        if self.begun is not None:
+        if self.begun is not None and self.begun["phase"] != "end":
             # Nothing of the step came: the program was at its end.
             self.begun.update(step=self.steps, micro_batch=None, phase="update")
         memory = self.torch.cuda.memory

@@ -310,8 +310,8 @@ impl Narrator for Scribe<'_> {
         }
         if takes(entry.action) {
             self.takes -= 1;
-        } else if self.takes == 0 && self.next == self.marks.len() {
-            // What a program lets go of as it ends is no part of its last phase.
+        } else if self.end.is_none() && self.takes == 0 && self.next == self.marks.len() {
+            // What a program lets go of at its own end is no part of its last phase.
             return ControlFlow::Break(());
         }
         ControlFlow::Continue(())

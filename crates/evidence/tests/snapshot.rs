@@ -284,11 +284,13 @@ fn devices_streams_and_pools_are_kept_apart() {
             ("pool_id", Value::Tuple(vec![int(pool.0), int(pool.1)])),
         ])
     };
-    // The second of eight devices is not used; the entries of the others mix by their times.
+    // The second and the fourth device are not used, though the latter knows of the snapshot; the entries
+    // of the others mix by their times.
+    let taken = dict(&[("action", text("snapshot")), ("addr", int(0)), ("size", int(0)), ("stream", int(0))]);
     let first = [on(1, 0, (0, 0), 10), on(2, 94_298_764_647_072, (0, 0), 30)];
     let third = [on(1, 0, (0, 0), 20), on(3, 0, (4, 0), 40)];
     let mut parts = vec![("segments", list(&[]))];
-    parts.push(("device_traces", list(&[list(&first), list(&[]), list(&third), list(&[])])));
+    parts.push(("device_traces", list(&[list(&first), list(&[]), list(&third), list(&[taken])])));
     parts.push(("host_traces", list(&[on(7, 0, (0, 0), 25)])));
     let snapshot = read(&dict(&parts));
     assert_eq!(snapshot.streams, [0, 94_298_764_647_072]);

@@ -213,8 +213,11 @@ impl<'a> Writer<'a> {
             let ranges = Ranges::default();
             sources.push(Source { index, trace, segments, anchor, next: 0, next_late: 0, ranges, reused: 0 });
         };
+        // That a snapshot was taken is noted on every device.
+        let tells = |entry: Entry| entry.action != Action::Snapshot;
         let used = |index: usize, segments: &[&Segment]| {
-            !segments.is_empty() || snapshot.traces.get(index).is_some_and(|trace| !trace.is_empty())
+            let trace = snapshot.traces.get(index);
+            !segments.is_empty() || trace.is_some_and(|trace| snapshot.entries(trace).any(tells))
         };
         // A process on one of eight GPUs lists eight traces; one that used none has the first.
         let none_used = !segments.iter().enumerate().any(|(index, segments)| used(index, segments));
