@@ -89,7 +89,7 @@ pub struct TruthOom {
 }
 
 /// What was recorded of a phase.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are those of the recorded file")]
 pub struct TruthPhase {
     pub step: u32,

@@ -1,4 +1,4 @@
-//! `cargo xtask truth`: planned ledgers against recorded training steps, to the byte.
+//! `cargo xtask truth`: planned ledgers and emulated runs against recorded training steps, to the byte.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -16,53 +16,69 @@ use crate::case::{Case, TruthPhase};
 pub struct Truth {
     /// Recorded cases, a JSON object a line.
     cases: Vec<PathBuf>,
+    /// The same cases on the emulated GPU, from `cargo xtask emulation`.
+    #[arg(long, value_name = "FILE")]
+    emulated: Option<PathBuf>,
     /// Where the figures go; `-` for nowhere.
     #[arg(long, default_value = "docs/accuracy.md")]
     output: String,
 }
 
-/// How far a planned case is from its record.
+/// How far a planned or emulated case is from its record.
 struct Verdict {
     id: String,
     /// Recorded peaks: requested, allocated, reserved.
     recorded: [u64; 3],
-    planned: [u64; 3],
+    /// The planned or emulated ones.
+    found: [u64; 3],
     /// Where the recorded run failed.
     failed: Option<String>,
     /// What differs, a sentence each; empty where everything holds.
     differences: Vec<String>,
 }
 
-#[allow(clippy::print_stdout, reason = "a command of developers prints what falls short")]
 pub fn run(args: &Truth) -> Result<()> {
-    let mut verdicts = Vec::new();
-    let mut skipped = 0;
+    let mut recorded = Vec::new();
     for path in &args.cases {
-        for case in Case::read_all(path)? {
-            if case.is_plannable() {
-                verdicts.push(judge(&case)?);
-            } else {
-                skipped += 1;
-            }
-        }
+        recorded.extend(Case::read_all(path)?);
     }
-    ensure!(!verdicts.is_empty(), "no case of the files given can be planned");
+    let (plannable, others): (Vec<&Case>, Vec<&Case>) = recorded.iter().partition(|case| case.is_plannable());
+    ensure!(!plannable.is_empty(), "no case of the files given can be planned");
+    let planned = plannable.into_iter().map(judge).collect::<Result<_>>()?;
+    let mut page = PLANNED.to_owned();
+    let mut short = section("planned", planned, &mut page);
+    tell(&format!("{} cases not planned", others.len()));
+    if let Some(path) = &args.emulated {
+        let emulated = Case::read_all(path)?;
+        let emulated = emulated.iter().map(|case| judge_emulated(case, &recorded));
+        page.push_str(EMULATED);
+        short += section("emulated", emulated.collect::<Result<_>>()?, &mut page);
+    }
+    if args.output != "-" {
+        std::fs::write(&args.output, page)?;
+    }
+    ensure!(short == 0, "{short} cases fall short");
+    Ok(())
+}
+
+/// Tells of the cases that fall short, adds the table to the page and answers how many they are.
+fn section(found: &str, mut verdicts: Vec<Verdict>, page: &mut String) -> usize {
     verdicts.sort_by(|a, b| a.id.cmp(&b.id));
     let short: Vec<&Verdict> = verdicts.iter().filter(|verdict| !verdict.differences.is_empty()).collect();
     for verdict in &short {
-        println!("{}: {} differences", verdict.id, verdict.differences.len());
+        tell(&format!("{} {found}: {} differences", verdict.id, verdict.differences.len()));
         for difference in verdict.differences.iter().take(4) {
-            println!("    {difference}");
+            tell(&format!("    {difference}"));
         }
     }
-    println!("{} of {} cases hold; {skipped} not planned", verdicts.len() - short.len(), verdicts.len());
-    if args.output != "-" {
-        std::fs::write(&args.output, page(&verdicts))?;
-    }
-    if !short.is_empty() {
-        bail!("{} cases fall short", short.len());
-    }
-    Ok(())
+    tell(&format!("{} of {} cases hold {found}", verdicts.len() - short.len(), verdicts.len()));
+    table(found, &verdicts, page);
+    short.len()
+}
+
+#[allow(clippy::print_stdout, reason = "a command of developers prints what falls short")]
+fn tell(line: &str) {
+    println!("{line}");
 }
 
 fn judge(case: &Case) -> Result<Verdict> {
@@ -81,8 +97,8 @@ fn judge(case: &Case) -> Result<Verdict> {
     phases(case, &ledger, &mut differences);
     let recorded = [truth.peak_requested_bytes, truth.peak_allocated_bytes, truth.peak_reserved_bytes];
     let peaks = [&ledger.peaks.requested, &ledger.peaks.allocated, &ledger.peaks.reserved];
-    let planned = peaks.map(|peak| peak.as_ref().map_or(0, |peak| peak.bytes));
-    for ((measure, recorded), planned) in MEASURES.iter().zip(recorded).zip(planned) {
+    let found = peaks.map(|peak| peak.as_ref().map_or(0, |peak| peak.bytes));
+    for ((measure, recorded), planned) in MEASURES.iter().zip(recorded).zip(found) {
         let allowed = measure.allowed(case, recorded);
         compare(&format!("peak {}", measure.name), recorded, planned, allowed, &mut differences);
     }
@@ -97,8 +113,39 @@ fn judge(case: &Case) -> Result<Verdict> {
             first.phase, first.step
         ));
     }
-    let failed = truth.oom.as_ref().map(|oom| format!("{} of step {}", oom.phase, oom.step));
-    Ok(Verdict { id: case.id.clone(), recorded, planned, failed, differences })
+    Ok(Verdict { id: case.id.clone(), recorded, found, failed: failed(case), differences })
+}
+
+/// Where a run failed, in words.
+fn failed(case: &Case) -> Option<String> {
+    case.truth.oom.as_ref().map(|oom| format!("{} of step {}", oom.phase, oom.step))
+}
+
+/// Holds an emulated run against its record. Autocast's frees have no fixed order: there the peaks count.
+fn judge_emulated(case: &Case, recorded: &[Case]) -> Result<Verdict> {
+    let Some(record) = recorded.iter().find(|record| record.id == case.id) else {
+        bail!("`{}` was emulated, and no file given has it", case.id);
+    };
+    let mut differences = Vec::new();
+    if failed(case) != failed(record) {
+        differences.push(format!("recorded to fail at {:?}, emulated at {:?}", failed(record), failed(case)));
+    }
+    let [recorded, found] = [&record.truth, &case.truth]
+        .map(|truth| [truth.peak_requested_bytes, truth.peak_allocated_bytes, truth.peak_reserved_bytes]);
+    for ((measure, recorded), found) in MEASURES.iter().zip(recorded).zip(found) {
+        if recorded != found {
+            differences.push(format!("peak {}: {recorded} recorded, {found} emulated", measure.name));
+        }
+    }
+    let phases = [&record.truth.phases, &case.truth.phases];
+    if record.setup.autocast.is_none() && phases[0] != phases[1] {
+        let first = phases[0].iter().zip(phases[1]).find(|(recorded, found)| recorded != found);
+        differences.push(match first {
+            Some((row, _)) => format!("step {} {} is not as recorded", row.step, row.phase),
+            None => format!("{} phases recorded, {} emulated", phases[0].len(), phases[1].len()),
+        });
+    }
+    Ok(Verdict { id: case.id.clone(), recorded, found, failed: failed(record), differences })
 }
 
 /// A measure and how near it must be.
@@ -193,33 +240,51 @@ fn compare(what: &str, recorded: u64, planned: u64, allowed: u64, differences: &
     }
 }
 
-/// docs/accuracy.md.
-fn page(verdicts: &[Verdict]) -> String {
+/// The head of docs/accuracy.md.
+const PLANNED: &str = "# Accuracy
+
+Written by `cargo xtask truth CASES.jsonl … --emulated target/emulated.jsonl`; `cargo xtask emulation` makes the
+last file. Each case is a training run of real PyTorch 2.15 with transformers 5.24 on an emulated H100, recorded by
+PyTorch itself.
+
+## Planned
+
+A case *holds* when, in every step and
+phase, peak and end of requested, allocated and reserved bytes and the bytes of parameters, buffers, gradients
+and optimizer state are the recorded ones to the byte, and so are the run's peaks and the phase of the
+requested one. Under autocast, whose frees have no fixed order in PyTorch itself, allocated may be off by
+0.1 % and reserved by 2 %. A run that fails must be planned to fail at the same step and phase, with the
+object that found no room named.
+";
+
+/// The head of its second part.
+const EMULATED: &str = "
+## Emulated
+
+The same training runs, written out in `scripts/truth_case.py`, on this project's emulated GPU, sharded and adapted
+ones too. A case *holds* when the peaks of the run, the peak and the end of every phase and the bytes of each owner
+there are the recorded ones to the byte (under autocast: the peaks), and it fails where it failed.
+";
+
+/// Adds how many cases hold, and each one's peaks.
+fn table(found: &str, verdicts: &[Verdict], page: &mut String) {
     let held = verdicts.iter().filter(|verdict| verdict.differences.is_empty()).count();
-    let mut page = format!(
-        "# Accuracy\n\n\
-         Written by `cargo xtask truth CASES.jsonl`. Each case is a training run of real PyTorch 2.15 with\n\
-         transformers 5.24 on an emulated H100, recorded by PyTorch itself. A case *holds* when, in every step and\n\
-         phase, peak and end of requested, allocated and reserved bytes and the bytes of parameters, buffers, gradients\n\
-         and optimizer state are the recorded ones to the byte, and so are the run's peaks and the phase of the\n\
-         requested one. Under autocast, whose frees have no fixed order in PyTorch itself, allocated may be off by\n\
-         0.1 % and reserved by 2 %. A run that fails must be planned to fail at the same step and phase, with the\n\
-         object that found no room named.\n\n\
-         {held} of {} cases hold.\n\n\
-         | case | peak requested | planned | peak allocated | planned | peak reserved | planned | fails | holds |\n\
+    let _ = write!(
+        page,
+        "\n{held} of {} cases hold.\n\n\
+         | case | peak requested | {found} | peak allocated | {found} | peak reserved | {found} | fails | holds |\n\
          |---|---:|---:|---:|---:|---:|---:|---|---|\n",
         verdicts.len()
     );
     for verdict in verdicts {
         let holds = if verdict.differences.is_empty() { "yes" } else { "no" };
         let _ = write!(page, "| {} ", verdict.id);
-        for (recorded, planned) in verdict.recorded.iter().zip(verdict.planned) {
-            let planned = if *recorded == planned { "=".to_owned() } else { planned.to_string() };
-            let _ = write!(page, "| {recorded} | {planned} ");
+        for (recorded, found) in verdict.recorded.iter().zip(verdict.found) {
+            let found = if *recorded == found { "=".to_owned() } else { found.to_string() };
+            let _ = write!(page, "| {recorded} | {found} ");
         }
         let _ = writeln!(page, "| {} | {holds} |", verdict.failed.as_deref().unwrap_or(""));
     }
-    page
 }
 
 #[cfg(test)]
@@ -231,6 +296,6 @@ mod tests {
         let truth = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/truth");
         let files = ["cases.jsonl", "events/cases.jsonl", "random/cases.jsonl", "tight/cases.jsonl"];
         let cases = files.map(|file| truth.join(file));
-        run(&Truth { cases: cases.into(), output: "-".into() }).unwrap();
+        run(&Truth { cases: cases.into(), emulated: None, output: "-".into() }).unwrap();
     }
 }
