@@ -170,6 +170,12 @@ def check_run(script, ledger):
     if found != expected:
         yield f"its phases are {found}"
         return
+    if ledger["phases"][0]["end_by_category"]["input"]:
+        yield "the first batch is counted in load"
+    if ledger["batch"]["accumulate"] != script.micro_batches:
+        yield f"the batch is {ledger['batch']}"
+    if (ledger["parameters"] or {}).get("bytes") != script.parameters:
+        yield f"the parameters are {ledger['parameters']}, not {script.parameters} bytes"
     trainable = script.trainable or script.parameters
     for row in ledger["phases"][1:]:
         where, held = f"step {row['step']} {row['phase']}", row["end_by_category"]

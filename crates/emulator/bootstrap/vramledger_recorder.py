@@ -6,14 +6,17 @@ Into the folder VRAMLEDGER_RECORD go, when the program ends in whatever way,
                       mark it follows and the path of the innermost module at work (empty outside of one). An entry of
                       another thread (autograd's) has none and belongs to the mark of the entry before it.
     run.json          {"format": "vramledger-recording/1", "torch", "device", "steps", "end": "stopped"|"finished"|
-                      "failed", "error": null|text, "marks": [...], "labels": [...], "ooms": [...], "final": {...}}
+                      "failed", "error": null|text, "marks": [...], "labels": [...], "ooms": [...], "final": {...},
+                      "parameters": {"total", "trainable", "bytes"}}
     progress.jsonl    a line for every mark, as it happens.
 
 A mark: {"mark", "step", "micro_batch", "phase", "allocated_bytes", "requested_bytes", "reserved_bytes",
 "active_bytes"}, the bytes as PyTorch counts them when the mark is set. Marks of one step, micro_batch and phase that
 follow each other are one phase; the phase `end` is what comes after the last step and belongs to none.
 Labels: {"mark", "category", "objects": [[address, name], ...]} name the blocks that live at those addresses when that
-mark is set; the last label of a block is right.
+mark is set; the last label of a block is right. Those of the category `input` are what a model is called with: a
+forward phase begins where they are made.
+Parameters are counted as the model has them, and their bytes as they lie on this device.
 
 With VRAMLEDGER_ONE_RANK the process is one rank of a job whose other ranks are absent (see `vramledger_ranks`).
 
@@ -22,6 +25,7 @@ the next one.
 """
 
 import bisect
+import collections.abc
 import functools
 import gc
 import json
@@ -78,6 +82,9 @@ class Recorder:
         self.stepper, self.begun = None, None
         self.labelled = {}
         self.local = threading.local()
+        # The operators of the forward pass are numbered; where each module's begin, by number and name.
+        self.sequence = []
+        self.counted = {"total": 0, "trainable": 0, "bytes": 0}
         self.host = None
         # The allocator of torch 2.6 takes no notes (that of 2.11 does): there the clock tells what belongs where.
         self.set_metadata = getattr(torch._C, "_cuda_setMemoryMetadata", None)
@@ -202,8 +209,9 @@ class Recorder:
             self.local.modules = []
         stack = self.local.modules
         if not stack and threading.current_thread() is threading.main_thread():
-            self.enter_forward(module)
+            self.enter_forward(module, arguments)
         stack.append(self.names.get(module) or type(module).__name__)
+        self.follow_sequence(stack[-1])
         self.tell()
 
     def after_module(self, module, arguments, result):
@@ -212,9 +220,14 @@ class Recorder:
         stack = getattr(self.local, "modules", None)
         if stack:
             stack.pop()
+            self.follow_sequence(stack[-1] if stack else "")
             self.tell()
 
-    def enter_forward(self, module):
+    def follow_sequence(self, module):
+        """Notes that the operators from here on are of `module`; those of backward have the same numbers."""
+        self.sequence.append((self.torch.autograd._get_sequence_nr(), module))
+
+    def enter_forward(self, module, arguments):
         if self.is_done() and self.end == "finished":
             # What the script does after its last step, printing for one, it has done.
             self.end, self.code = "stopped", 0
@@ -226,9 +239,13 @@ class Recorder:
                 self.names.setdefault(part, name)
         self.begun = None
         where = (self.steps + 1, self.backwards + 1, "forward")
+        inputs = list(self.inputs(arguments))
         if self.at != where:
+            self.sequence.clear()
+        if self.at != where or inputs:
             self.mark(*where)
         self.label_parameters()
+        self.label("input", inputs, again=True)
 
     def enter_backward(self):
         if self.host:
@@ -276,6 +293,24 @@ class Recorder:
 
     # Owners, by storage.
 
+    def inputs(self, arguments):
+        """The tensors that the module about to run is called with and that no operator of a model made."""
+        frame = sys._getframe(2)
+        # The hooks of all modules are not told of arguments by name; the frame that calls them knows.
+        while frame is not None and "kwargs" not in frame.f_locals:
+            frame = frame.f_back
+        named = frame.f_locals["kwargs"] if frame is not None else {}
+        rest = [("input", named if isinstance(named, dict) else {}), ("input", arguments)]
+        while rest:
+            name, value = rest.pop()
+            if isinstance(value, collections.abc.Mapping):
+                rest.extend((str(key), part) for key, part in reversed(list(value.items())))
+            elif isinstance(value, (list, tuple)):
+                rest.extend((name, part) for part in reversed(value))
+            elif isinstance(value, self.torch.Tensor) and value.grad_fn is None and self.address(value):
+                if value.untyped_storage().nbytes() == value.numel() * value.element_size():
+                    yield name, value
+
     def parameters(self):
         """Every parameter that is known, by name, each once."""
         seen = set()
@@ -301,14 +336,22 @@ class Recorder:
     def find_modules(self):
         """Adopts what stands in no other module: nothing has run yet that would have told."""
         kind = self.torch.nn.Module
-        modules = [thing for thing in gc.get_objects() if isinstance(thing, kind)]
+        # By type: some objects do things when they are asked for their class.
+        modules = [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
         parts = {id(part) for module in modules for part in module.children()}
         for module in modules:
             if id(module) not in parts:
                 self.adopt(module)
 
     def label_parameters(self):
-        self.label("parameter", self.parameters())
+        parameters = list(self.parameters())
+        self.label("parameter", parameters)
+        local = [getattr(parameter, "_local_tensor", parameter) for _, parameter in parameters]
+        self.counted = {
+            "total": sum(parameter.numel() for _, parameter in parameters),
+            "trainable": sum(parameter.numel() for _, parameter in parameters if parameter.requires_grad),
+            "bytes": sum(tensor.numel() * tensor.element_size() for tensor in local if tensor.is_cuda),
+        }
         self.label("buffer", (pair for root in list(self.roots) for pair in root.named_buffers()))
 
     def label_gradients(self):
@@ -348,8 +391,16 @@ class Recorder:
 
     # The end.
 
+    def module_of(self, node):
+        """The module whose forward pass ran the operator that `node` of the backward pass belongs to."""
+        if node is None or not hasattr(node, "_sequence_nr"):
+            return ""
+        index = bisect.bisect_right(self.sequence, node._sequence_nr(), key=lambda begin: begin[0]) - 1
+        return self.sequence[index][1] if index >= 0 else ""
+
     def out_of_memory(self, device, requested, total, free):
         step, micro_batch, phase = self.at
+        node = self.torch._C._current_autograd_node()
         self.ooms.append(
             {
                 "step": step,
@@ -359,7 +410,8 @@ class Recorder:
                 "requested_bytes": requested,
                 "capacity_bytes": total,
                 "free_bytes": free,
-                "module": (getattr(self.local, "modules", None) or [""])[-1],
+                "module": (getattr(self.local, "modules", None) or [""])[-1] or self.module_of(node),
+                "operator": node.name() if node is not None else None,
             }
         )
         if len(self.ooms) == 1:
@@ -391,6 +443,7 @@ class Recorder:
             "marks": self.marks,
             "labels": self.labels,
             "ooms": self.ooms,
+            "parameters": self.counted,
             "final": {key: value for key, value in statistics.items() if ".all." in key or key.startswith("num_")},
         }
         self.replace("run.json", lambda file: file.write(json.dumps(run).encode()))

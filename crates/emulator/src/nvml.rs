@@ -135,9 +135,10 @@ extern "C" fn nvmlDeviceGetComputeRunningProcesses(
     SUCCESS
 }
 
+/// The caller has set the state to `NVML_GPU_FABRIC_STATE_NOT_SUPPORTED`, which is what a card without a fabric leaves there.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetGpuFabricInfoV() -> c_int {
-    NOT_SUPPORTED
+    SUCCESS
 }
 
 #[unsafe(no_mangle)]

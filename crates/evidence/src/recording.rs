@@ -5,14 +5,17 @@
 //! which address), and how the program ended. Together they make a tape whose phases and owners are
 //! known. What no label names has its category from where it was made and how long it lived.
 
+mod borders;
 mod classify;
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-use ledger::{Bytes, Category, DeviceId, Event, Mark, ObjectId, Phase, Tape, TapeError};
+use ledger::{Bytes, Category, DeviceId, Event, Mark, MarkId, ObjectId, Phase, Tape, TapeError};
 use serde::Deserialize;
 use thiserror::Error;
+
+use borders::{Border, borders};
 
 use crate::Warning;
 use crate::snapshot::{Action, Alive, Entry, Narrator, Snapshot, SnapshotError, Taped};
@@ -26,6 +29,8 @@ pub struct Recording {
     pub snapshot: Snapshot,
     /// What the recorder noted.
     pub run: Run,
+    /// For each mark of the tape the mark of the recorder that it is; none for one that the tape has besides.
+    noted: Vec<Option<usize>>,
 }
 
 /// `run.json`.
@@ -49,9 +54,22 @@ pub struct Run {
     pub labels: Vec<RunLabel>,
     /// Every request that found no room.
     pub ooms: Vec<RunOom>,
+    /// The parameters of the models that ran.
+    pub parameters: Option<RunParameters>,
     /// PyTorch's own figures at the end, by their names there.
     #[serde(rename = "final")]
     pub statistics: BTreeMap<String, i64>,
+}
+
+/// The parameters of the models that ran, each once.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct RunParameters {
+    /// All of them, as the model has them.
+    pub total: u64,
+    /// Those that require a gradient.
+    pub trainable: u64,
+    /// The bytes of them that lie on this device.
+    pub bytes: u64,
 }
 
 /// How a recorded program ended.
@@ -113,8 +131,10 @@ pub struct RunOom {
     pub capacity_bytes: u64,
     /// What of it was free.
     pub free_bytes: u64,
-    /// The innermost module at work; empty outside of one.
+    /// The innermost module at work, or whose operator is in backward; empty outside of one.
     pub module: String,
+    /// The node of the backward pass at work.
+    pub operator: Option<String>,
 }
 
 /// Why a recording cannot be read.
@@ -151,12 +171,12 @@ impl Recording {
         let snapshot = Snapshot::read(snapshot)?;
         let mut scribe = Scribe::new(&run, &snapshot)?;
         let mut taped = snapshot.tape(&mut scribe)?;
-        let Scribe { names, unplaced, .. } = scribe;
+        let Scribe { names, unplaced, noted, .. } = scribe;
         if unplaced > 0 {
             taped.warnings.push(Warning::UnplacedLabels { count: unplaced });
         }
         classify::label(&mut taped, &snapshot, &names);
-        let recording = Self { taped, snapshot, run };
+        let recording = Self { taped, snapshot, run, noted };
         let disagreements = recording.disagreements();
         Ok(recording.with_warnings(disagreements))
     }
@@ -170,6 +190,11 @@ impl Recording {
     pub fn device(&self) -> Option<DeviceId> {
         let used = Some(usize::from(self.run.device));
         self.taped.devices.iter().position(|index| *index == used).map(|index| DeviceId(index as u16))
+    }
+
+    /// What the recorder noted at a mark of the tape; none where the mark is not the recorder's.
+    pub fn noted(&self, mark: MarkId) -> Option<&RunMark> {
+        self.noted.get(mark.0 as usize).copied().flatten().map(|number| &self.run.marks[number])
     }
 
     /// Where the figures that PyTorch gave at a mark are not those of the entries before it.
@@ -192,7 +217,7 @@ impl Recording {
                     reserved -= segment.bytes.get();
                 }
                 Event::Mark(mark) => {
-                    let noted = &self.run.marks[mark.0 as usize];
+                    let Some(noted) = self.noted(mark) else { continue };
                     let pairs = [
                         ("requested", noted.requested_bytes, requested),
                         ("reserved", noted.reserved_bytes, reserved),
@@ -233,6 +258,10 @@ struct Scribe<'a> {
     labels: Vec<Vec<Labelled<'a>>>,
     /// The mark to set next.
     next: usize,
+    /// For each mark of the tape the mark of the recorder that it is.
+    noted: Vec<Option<usize>>,
+    /// The forward phases that begin before their marks, the next one last.
+    borders: Vec<Border>,
     names: BTreeMap<ObjectId, Named>,
     unplaced: u64,
     /// The entries to come that take memory.
@@ -265,21 +294,42 @@ impl<'a> Scribe<'a> {
         let traces = snapshot.traces.iter().chain([&snapshot.host_trace]);
         let entries = traces.flat_map(|trace| snapshot.entries(trace));
         let takes = entries.filter(|entry| takes(entry.action)).count();
-        Ok(Self { snapshot, marks, end, labels, next: 0, names: BTreeMap::new(), unplaced, takes })
+        let mut borders = borders(run, snapshot);
+        borders.reverse();
+        Ok(Self {
+            snapshot,
+            marks,
+            end,
+            labels,
+            next: 0,
+            noted: Vec::new(),
+            borders,
+            names: BTreeMap::new(),
+            unplaced,
+            takes,
+        })
+    }
+
+    /// Sets mark `number` on the tape; `noted` is the recorder's mark that it is.
+    fn set(&mut self, tape: &mut Tape, number: usize, noted: Option<usize>, time_us: u64) {
+        let mark = tape.new_mark(self.marks[number]);
+        self.noted.push(noted);
+        if time_us > 0 {
+            tape.push_at(Event::Mark(mark), time_us);
+        } else {
+            tape.push(Event::Mark(mark));
+        }
     }
 
     /// Sets the marks up to the one of number `number`.
     fn advance(&mut self, tape: &mut Tape, alive: &Alive, number: usize, time_us: u64) {
         while self.next < self.marks.len() && self.next <= number {
-            let mark = tape.new_mark(self.marks[self.next]);
-            if time_us > 0 {
-                tape.push_at(Event::Mark(mark), time_us);
-            } else {
-                tape.push(Event::Mark(mark));
-            }
+            self.set(tape, self.next, Some(self.next), time_us);
             for (category, objects) in &self.labels[self.next] {
                 for (address, name) in *objects {
                     match alive.at(*address) {
+                        // A model may be called with what has a name already.
+                        Some(object) if *category == Category::Input && self.names.contains_key(&object) => {}
                         Some(object) => {
                             self.names.insert(object, Named { category: *category, name: name.clone() });
                         }
@@ -298,9 +348,18 @@ impl Narrator for Scribe<'_> {
         tape: &mut Tape,
         alive: &Alive,
         _: DeviceId,
-        _: usize,
+        index: usize,
         entry: &Entry,
     ) -> ControlFlow<()> {
+        if let Some(border) = self.borders.last().copied()
+            && (border.index, border.entry) == (index, *entry)
+        {
+            if border.mark < self.marks.len() {
+                self.advance(tape, alive, border.mark - 1, entry.time_us);
+                self.set(tape, border.mark, None, entry.time_us);
+            }
+            self.borders.pop();
+        }
         // Autograd's threads have no notes, or old ones: marks only go forward.
         if let Some((mark, _)) = note(self.snapshot.text(entry.user_metadata)) {
             self.advance(tape, alive, mark, entry.time_us);

@@ -47,7 +47,7 @@ fn lines(ledger: &Ledger) -> Vec<String> {
 
 #[test]
 fn figures_at_every_mark_are_those_that_pytorch_gave() {
-    for name in ["mlp", "ckpt", "oom", "fsdp"] {
+    for name in ["mlp", "accumulated", "ckpt", "oom", "oom-backward", "fsdp"] {
         let (recording, ledger) = read(name);
         // A mark that disagrees is a warning; the end state disagrees with nothing.
         assert_eq!(recording.taped.warnings, [], "{name}");
@@ -73,6 +73,25 @@ fn a_loop_has_its_phases_and_owners() {
         ]
     );
     assert_eq!(ledger.phases.len(), 10, "the tape ends with the last step");
+}
+
+#[test]
+fn a_batch_belongs_to_the_forward_phase_that_it_is_for() {
+    let (recording, ledger) = read("accumulated");
+    // The batch of 256 x 512 values is copied to the device as bytes, made fp32 there, and joined by its target.
+    assert_eq!(
+        lines(&ledger)[..6],
+        [
+            "0 - load: 8398848, 8398848: parameter 8398848",
+            "1 1 forward: 13641728, 12068868: parameter 8398848, activation 2621444, input 1048576",
+            "1 1 backward: 53489672, 17846276: parameter 8398848, gradient 8398848, activation 4, input 1048576",
+            "1 2 forward: 22040580, 20467716: parameter 8398848, gradient 8398848, activation 2621444, input 1048576",
+            "1 2 backward: 60313608, 17846276: parameter 8398848, gradient 8398848, activation 4, input 1048576",
+            "1 - update: 43042820, 26245124: parameter 8398848, optimizer_state 16797696, activation 4, input 1048576",
+        ]
+    );
+    let counted = recording.run.parameters.unwrap();
+    assert_eq!((counted.total, counted.trainable, counted.bytes), (2_099_712, 2_099_712, 8_398_848));
 }
 
 #[test]
@@ -158,6 +177,14 @@ fn a_run_out_of_memory_tells_where() {
     // The product that failed had its result already; its workspace is what found no room.
     let peak = ledger.peaks.requested.unwrap();
     assert_eq!(peak.by_category.get(&Category::Workspace), None);
+}
+
+#[test]
+fn a_failure_on_autograds_thread_has_its_module_and_its_node() {
+    let (recording, ledger) = read("oom-backward");
+    let [oom] = &recording.run.ooms[..] else { panic!("one failure") };
+    assert_eq!((oom.module.as_str(), oom.operator.as_deref()), ("5", Some("AddmmBackward0")));
+    assert_eq!(ledger.oom.unwrap().at.unwrap().phase, "backward");
 }
 
 #[test]

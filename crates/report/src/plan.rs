@@ -1,7 +1,7 @@
 //! The report of a plan: a ledger and what it means.
 
 use wire::explanation::{Explanation, Owner, PeakSummary, Rung, Span};
-use wire::{Contributor, Ledger, Oom, Totals};
+use wire::{Batch, Contributor, Ledger, Oom, Totals};
 
 use crate::units::{Unit, count, flops, size, thousands};
 use crate::{Block, Column, Page, Report, Sheet};
@@ -151,18 +151,7 @@ impl PlanReport<'_> {
         if let Some(parameters) = &self.ledger.parameters {
             parts.push(format!("{} parameters ({})", count(parameters.total), size(parameters.bytes)));
         }
-        if let Some(batch) = &self.ledger.batch {
-            let mut text = format!("micro-batch {}", batch.micro_batch);
-            if batch.effective_batch != batch.micro_batch {
-                let rounds = plural(batch.forward_backward_rounds, "round");
-                let ranks = plural(batch.world_size, "rank");
-                text.push_str(&format!(
-                    " x {rounds} x {ranks} = {} samples an update",
-                    batch.effective_batch
-                ));
-            }
-            parts.push(text);
-        }
+        parts.extend(self.ledger.batch.as_ref().and_then(batch));
         let setup = self.ledger.subject.get("setup");
         let lengths =
             setup.and_then(|setup| setup.get("seqs")?.as_array()).map(Vec::as_slice).unwrap_or_default();
@@ -380,4 +369,17 @@ fn plural(number: u64, word: &str) -> String {
 fn range((first, last): (u32, u32)) -> String {
     let text = |number: u32| thousands(number.into());
     if first == last { text(first) } else { format!("{}-{}", text(first), text(last)) }
+}
+
+/// The batch of an update: `micro-batch 4 x 8 rounds x 1 rank = 32 samples an update`.
+fn batch(batch: &Batch) -> Option<String> {
+    let samples = batch.micro_batch.map(|samples| format!("micro-batch {samples}"));
+    if batch.forward_backward_rounds * batch.world_size <= 1 {
+        return samples;
+    }
+    let rounds = plural(batch.forward_backward_rounds, "round");
+    let ranks = plural(batch.world_size, "rank");
+    let factors: Vec<String> = samples.into_iter().chain([rounds, ranks]).collect();
+    let total = batch.effective_batch.map(|total| format!(" = {total} samples")).unwrap_or_default();
+    Some(format!("{}{total} an update", factors.join(" x ")))
 }

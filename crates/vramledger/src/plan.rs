@@ -129,10 +129,10 @@ fn batch(setup: &Setup) -> Result<Batch, Error> {
         Error::out_of_range("--batch x --accumulate x --world-size", "below 2^64", value)
     })?;
     Ok(Batch {
-        micro_batch: setup.batch,
+        micro_batch: Some(setup.batch),
         accumulate,
         world_size,
-        effective_batch,
+        effective_batch: Some(effective_batch),
         forward_backward_rounds: accumulate,
     })
 }

@@ -257,13 +257,13 @@ pub struct Flops {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Batch {
     /// Samples in one forward pass on one rank.
-    pub micro_batch: u64,
+    pub micro_batch: Option<u64>,
     /// Micro-batches before an update.
     pub accumulate: u64,
     /// Ranks that hold the model.
     pub world_size: u64,
     /// Samples in one update: the product of the three.
-    pub effective_batch: u64,
+    pub effective_batch: Option<u64>,
     /// Forward and backward passes in one update on one rank.
     pub forward_backward_rounds: u64,
 }

@@ -20,7 +20,9 @@ pub(super) fn label(taped: &mut Taped, snapshot: &Snapshot, names: &BTreeMap<Obj
         let object = ObjectId(index as u32);
         let stack = taped.origins[index].stack;
         let tape = &mut taped.tape;
-        let label = if let Some(named) = names.get(&object) {
+        // What a model makes and another is called with is the first one's.
+        let named = names.get(&object).filter(|named| named.category != Category::Input || !life.in_module);
+        let label = if let Some(named) = named {
             let name = tape.intern(&kind(&named.name));
             let owner = owner(named).map(|owner| tape.intern(owner));
             Label { name, owner, category: named.category, saved: false }

@@ -9,7 +9,7 @@ use evidence::snapshot::{Action, Setting};
 use ledger::{ByteDelta, Bytes, DeviceId, DeviceKind, Event, Tape};
 use models::Torch;
 use serde_json::{Map, Value, json};
-use wire::{About, Ledger};
+use wire::{About, Batch, Ledger, Parameters};
 
 use super::recorded::Recorded;
 use super::{EmulationQuestion, Software};
@@ -90,6 +90,12 @@ pub fn emulation(
         outside: vec![outside(device.0, question.context)],
         interpretation_limits: limits(question, tape),
         warnings,
+        parameters: recording.run.parameters.map(|counted| Parameters {
+            total: counted.total,
+            trainable: counted.trainable,
+            bytes: counted.bytes,
+        }),
+        batch: batch(question, &recording),
         ..About::new(ledger::Provenance::Emulated)
     };
     let mut ledger = Ledger::new(about.clone(), &books);
@@ -113,6 +119,21 @@ pub fn emulation(
     Ok(Emulation { ledger, tape: taped.tape, about, end: run.end, error: run.error })
 }
 
+/// How often forward and backward ran for an update, where there was one. The samples of a batch are the program's own.
+fn batch(question: &EmulationQuestion, recording: &Recording) -> Option<Batch> {
+    let marks = &recording.run.marks;
+    let last = marks.iter().rfind(|mark| mark.phase == "update" && mark.step == recording.run.steps)?;
+    let rounds =
+        marks.iter().filter(|mark| mark.step == last.step).filter_map(|mark| mark.micro_batch).max()?;
+    Some(Batch {
+        micro_batch: None,
+        accumulate: rounds.into(),
+        world_size: question.rank.map_or(1, |rank| rank.gpus.into()),
+        effective_batch: None,
+        forward_backward_rounds: rounds.into(),
+    })
+}
+
 /// The allocator's settings string that the run had, whoever set it.
 fn alloc_conf(recording: &Recording) -> String {
     match recording.snapshot.setting("PYTORCH_CUDA_ALLOC_CONF") {
@@ -131,7 +152,7 @@ fn disagreements(recording: &Recording, meter: &Recorded) -> Vec<String> {
     }
     let Some(device) = recording.device() else { return found };
     let off = meter.at_marks().iter().find_map(|(mark, allocated)| {
-        let noted = recording.run.marks.get(mark.0 as usize)?;
+        let noted = recording.noted(*mark)?;
         let replayed = allocated[usize::from(device.0)];
         (noted.allocated_bytes != replayed.get()).then_some((mark.0, noted, replayed))
     });
@@ -150,8 +171,9 @@ fn failed_object(recording: &Recording) -> Option<String> {
     let failed = snapshot.entries(trace).find(|entry| entry.action == Action::Oom);
     let site = failed.and_then(|entry| snapshot.site(entry.stack, 1));
     let module = Some(first.module.clone()).filter(|module| !module.is_empty());
-    let parts: Vec<String> = module.into_iter().chain(site).collect();
-    // Autograd's threads have no stack.
+    // Autograd's threads have no stack, but a node at work.
+    let place = site.or_else(|| first.operator.clone());
+    let parts: Vec<String> = module.into_iter().chain(place).collect();
     Some(if parts.is_empty() { format!("what {} makes", first.phase) } else { parts.join(" ") })
 }
 
