@@ -170,7 +170,8 @@ def check_run(script, ledger):
     if found != expected:
         yield f"its phases are {found}"
         return
-    if ledger["phases"][0]["end_by_category"]["input"]:
+    # A trainer may keep a scalar or two.
+    if ledger["phases"][0]["end_by_category"]["input"] > 64:
         yield "the first batch is counted in load"
     if ledger["batch"]["accumulate"] != script.micro_batches:
         yield f"the batch is {ledger['batch']}"

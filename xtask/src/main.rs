@@ -24,7 +24,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Formatting, lints and every test: what must hold before a change is done
+    /// Formatting, lints, every test, and what `emulation` runs: what must hold before a change is done
     Test,
     /// Users' scripts and the recorded cases on the emulated GPU, in a virtual environment with PyTorch
     Emulation,

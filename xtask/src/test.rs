@@ -5,6 +5,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
+use crate::emulation;
+
 /// The checks of the Rust code, in the order of their cost.
 const CHECKS: &[&[&str]] = &[
     &["fmt", "--all", "--check"],
@@ -12,12 +14,12 @@ const CHECKS: &[&[&str]] = &[
     &["test", "--workspace"],
 ];
 
-/// Runs every check from the root of the workspace; the first that fails ends it.
+/// Runs every check from the root of the workspace, what needs Python last; the first that fails ends it.
 pub fn run() -> Result<()> {
     for arguments in CHECKS {
         cargo(arguments)?;
     }
-    Ok(())
+    emulation::run()
 }
 
 /// Runs cargo in the root of the workspace.

@@ -15,7 +15,7 @@ A mark: {"mark", "step", "micro_batch", "phase", "allocated_bytes", "requested_b
 follow each other are one phase; the phase `end` is what comes after the last step and belongs to none.
 Labels: {"mark", "category", "objects": [[address, name], ...]} name the blocks that live at those addresses when that
 mark is set; the last label of a block is right. Those of the category `input` are what a model is called with: a
-forward phase begins where they are made.
+forward phase begins where they are made, and the phase `end` too.
 Parameters are counted as the model has them, and their bytes as they lie on this device.
 
 With VRAMLEDGER_ONE_RANK the process is one rank of a job whose other ranks are absent (see `vramledger_ranks`).
@@ -228,10 +228,12 @@ class Recorder:
         self.sequence.append((self.torch.autograd._get_sequence_nr(), module))
 
     def enter_forward(self, module, arguments):
+        inputs = list(self.inputs(arguments))
         if self.is_done() and self.end == "finished":
             # What the script does after its last step, printing for one, it has done.
             self.end, self.code = "stopped", 0
             self.mark(self.steps, None, "end")
+            self.label("input", inputs, again=True)
             raise Stop(0)
         if module not in self.roots:
             self.roots.add(module)
@@ -239,7 +241,6 @@ class Recorder:
                 self.names.setdefault(part, name)
         self.begun = None
         where = (self.steps + 1, self.backwards + 1, "forward")
-        inputs = list(self.inputs(arguments))
         if self.at != where:
             self.sequence.clear()
         if self.at != where or inputs:

@@ -354,10 +354,11 @@ impl Narrator for Scribe<'_> {
         if let Some(border) = self.borders.last().copied()
             && (border.index, border.entry) == (index, *entry)
         {
-            if border.mark < self.marks.len() {
-                self.advance(tape, alive, border.mark - 1, entry.time_us);
-                self.set(tape, border.mark, None, entry.time_us);
+            self.advance(tape, alive, border.mark - 1, entry.time_us);
+            if self.end.is_some_and(|end| border.mark >= end) {
+                return ControlFlow::Break(());
             }
+            self.set(tape, border.mark, None, entry.time_us);
             self.borders.pop();
         }
         // Autograd's threads have no notes, or old ones: marks only go forward.

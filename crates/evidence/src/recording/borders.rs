@@ -1,14 +1,14 @@
-//! Where a forward phase begins: with the first tensor that its model is called with.
+//! Where a forward phase begins, and the last step ends: with the first tensor that a model is called with.
 //!
 //! The recorder notices a forward pass when a model is called; by then the batch has been fetched,
 //! under the mark of what came before. The allocator's entries tell where the batch was made.
 
 use std::collections::HashMap;
 
-use super::{Run, RunLabel, RunMark, note};
+use super::{END, Run, RunLabel, RunMark, note};
 use crate::snapshot::{Action, Entry, Snapshot};
 
-/// An entry before which a forward phase begins.
+/// An entry before which a forward phase begins, or the last step ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Border {
     /// Its place in the trace of the device that the program used.
@@ -19,6 +19,7 @@ pub(super) struct Border {
     pub(super) mark: usize,
 }
 
+const FORWARD: &str = "forward";
 /// The category of labels that name inputs.
 const INPUT: &str = "input";
 
@@ -45,9 +46,11 @@ struct Walk<'a> {
     alive: HashMap<u64, Block>,
     /// What was made and let go of since the last mark.
     past: Vec<Past>,
+    /// The last entry that let go of something that lasts: of gradients, in `zero_grad`.
+    let_go: Option<usize>,
 }
 
-/// Where each forward phase of `run` begins, in order; one whose mark is at its place is left out.
+/// Where each such phase of `run` begins, in order; one whose mark is at its place is left out.
 pub(super) fn borders(run: &Run, snapshot: &Snapshot) -> Vec<Border> {
     let Some(trace) = snapshot.traces.get(usize::from(run.device)) else { return Vec::new() };
     let mut walk = Walk::new(run);
@@ -84,7 +87,7 @@ impl<'a> Walk<'a> {
                 labels.push(label);
             }
         }
-        Self { run, labels, alive: HashMap::new(), past: Vec::new() }
+        Self { run, labels, alive: HashMap::new(), past: Vec::new(), let_go: None }
     }
 
     /// Takes over an entry that follows the first `passed` marks.
@@ -94,17 +97,21 @@ impl<'a> Walk<'a> {
                 self.alive.insert(entry.address, Block { index, passed, in_module, lasts: false });
             }
             Action::FreeRequested => {
-                let gone = self.alive.remove(&entry.address).filter(|block| block.passed == passed);
-                self.past.extend(gone.map(|block| (block.index, index)));
+                let Some(block) = self.alive.remove(&entry.address) else { return };
+                if block.lasts {
+                    self.let_go = Some(index);
+                } else if block.passed == passed {
+                    self.past.push((block.index, index));
+                }
             }
             _ => {}
         }
     }
 
-    /// The entry that begins the forward phase of mark `number`, where the mark comes too late.
+    /// The entry that begins the phase of mark `number`, where the mark comes too late.
     fn pass(&mut self, number: usize) -> Option<usize> {
         let marks = &self.run.marks;
-        let begins = marks[number].phase == "forward" && number > 0;
+        let begins = matches!(marks[number].phase.as_str(), FORWARD | END) && number > 0;
         let begins = begins && !same_place(&marks[number - 1], &marks[number]);
         let border = if begins { self.border(number) } else { None };
         for (address, _) in self.objects(number, false) {
@@ -128,8 +135,8 @@ impl<'a> Walk<'a> {
         let at = |(address, _): &(u64, String)| self.alive.get(address);
         let named = self.objects(number, false).filter_map(at);
         let lasting = named.chain(self.alive.values().filter(|block| block.lasts));
-        // What was made before something that lasts belongs to the phase that made that.
-        let after = lasting.map(|block| block.index).max();
+        // What was made before something that lasts came or went belongs to the phase of that.
+        let after = lasting.map(|block| block.index).chain(self.let_go).max();
         let is_after = |index| after.is_none_or(|after| index > after);
         let inputs = place.flat_map(|next| self.objects(next, true)).filter_map(at);
         let made = inputs.filter(|block| block.passed == number && !block.in_module);
