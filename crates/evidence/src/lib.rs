@@ -6,6 +6,7 @@
 pub mod pickle;
 pub mod recording;
 pub mod snapshot;
+mod training;
 mod warning;
 
 pub use recording::{Recording, RecordingError};

@@ -21,6 +21,7 @@ use thiserror::Error;
 use crate::Warning;
 use crate::pickle::{self, Limits, PickleError, Text};
 
+pub(crate) use tape::is_native;
 pub use tape::{Alive, Narrator, Origin, Plain, Taped};
 
 /// A snapshot as its file tells it.

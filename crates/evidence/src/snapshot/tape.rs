@@ -26,6 +26,8 @@ pub struct Taped {
     pub tape: Tape,
     /// Where each object comes from, by its handle.
     pub origins: Vec<Origin>,
+    /// Where each segment event's range begins, in the order of the tape.
+    pub segments: Vec<u64>,
     /// For each device of the tape the trace it was made of: an index into [`Snapshot::traces`];
     /// none for pinned host memory.
     pub devices: Vec<Option<usize>>,
@@ -113,10 +115,15 @@ impl Snapshot {
             narrator.end(&mut writer.tape, &writer.alive);
             writer.compare_with_end();
         }
-        let Writer { tape, origins, sources, warnings, .. } = writer;
+        let Writer { tape, origins, segments, sources, warnings, .. } = writer;
         tape.validate()?;
         let devices = sources.iter().map(|source| source.index).collect();
-        Ok(Taped { tape, origins, devices, warnings })
+        Ok(Taped { tape, origins, segments, devices, warnings })
+    }
+
+    /// What a tape calls the device of the trace at `index`.
+    pub(crate) fn device_name(index: usize) -> String {
+        format!("GPU {index}")
     }
 
     /// The frames of `stack` that say something, innermost first: neither machine code nor what only
@@ -158,7 +165,7 @@ const WRAPPERS: [&str; 6] = [
 const WRAPPING: [&str; 4] = ["wrapper", "wrapped_func", "wrapped", "decorate_context"];
 
 /// Whether a frame is of machine code and not of a Python program's text.
-fn is_native(file: &str, name: &str) -> bool {
+pub(crate) fn is_native(file: &str, name: &str) -> bool {
     let suffix = file.rsplit('.').next().unwrap_or_default();
     let compiled =
         ["so", "c", "cc", "cpp", "cu", "cuh", "h", "hpp"].contains(&suffix) || file.contains(".so.");
@@ -185,6 +192,7 @@ struct Writer<'a> {
     sources: Vec<Source<'a>>,
     alive: Alive,
     origins: Vec<Origin>,
+    segments: Vec<u64>,
     /// The label of each stack that was met.
     labels: Vec<Option<LabelId>>,
     warnings: Vec<Warning>,
@@ -205,7 +213,7 @@ impl<'a> Writer<'a> {
         let (mut sources, mut devices) = (Vec::new(), Vec::new());
         let mut add = |index: Option<usize>, trace: &'a Trace, segments: Vec<&'a Segment>| {
             let (name, kind) = match index {
-                Some(index) => (format!("GPU {index}"), DeviceKind::Gpu),
+                Some(index) => (Snapshot::device_name(index), DeviceKind::Gpu),
                 None => ("pinned host memory".to_owned(), DeviceKind::Cpu),
             };
             devices.push(Device { name, kind, capacity: None, context: None });
@@ -235,6 +243,7 @@ impl<'a> Writer<'a> {
             tape: Tape::new(Unit::Requested, devices),
             sources,
             origins: Vec::new(),
+            segments: Vec::new(),
             labels: vec![None; snapshot.stacks()],
             warnings: Vec::new(),
             has_times: !snapshot.warnings.contains(&Warning::NoTimes),
@@ -384,6 +393,7 @@ impl<'a> Writer<'a> {
                 if let (bytes, Some(what)) = source.ranges.remove(address, end) {
                     let segment = segment(device, bytes, what);
                     let unmap = entry.action == Action::SegmentUnmap;
+                    self.segments.push(address);
                     self.push(
                         if unmap { Event::SegmentUnmap(segment) } else { Event::SegmentFree(segment) },
                         time,
@@ -410,6 +420,7 @@ impl<'a> Writer<'a> {
         self.next_segment += u32::from(before.is_none());
         let bytes = ranges.insert(start, end, what);
         let segment = segment(DeviceId(index as u16), bytes, what);
+        self.segments.push(start);
         self.push(
             if what.expandable { Event::SegmentMap(segment) } else { Event::SegmentAlloc(segment) },
             time,

@@ -1,0 +1,71 @@
+//! A snapshot as a training run: its steps and phases, and what every object is for.
+//!
+//! A snapshot has no word for a step, a parameter or a gradient. All of it is inferred: from the
+//! stacks of who asks and who lets go, from annotations, lifetimes and sizes.
+
+mod category;
+mod phases;
+mod role;
+
+use std::ops::ControlFlow;
+
+use ledger::{DeviceId, Event, Tape, TapeError};
+
+use self::phases::{Begin, phases};
+use self::role::Role;
+use crate::snapshot::{Alive, Entry, Narrator, Snapshot, Stack, Taped};
+
+impl Snapshot {
+    /// The tape of this snapshot with the phases of its training steps and the categories of its
+    /// objects, as far as they can be inferred.
+    ///
+    /// The first step that is seen is step 1, and what comes before it is step 0.
+    ///
+    /// # Errors
+    /// More than a tape holds.
+    pub fn training(&self) -> Result<Taped, TapeError> {
+        let roles: Vec<Role> = (0..self.stacks()).map(|stack| Role::of(self, Stack(stack as u32))).collect();
+        // One process runs one program, and the device that did most tells what it did.
+        let most =
+            self.traces.iter().enumerate().max_by_key(|(index, trace)| (trace.len(), usize::MAX - index));
+        let begins = most.map_or_else(Vec::new, |(_, trace)| phases(self, trace, &roles));
+        let mut marker = Marker { trace: most.map(|(index, _)| index), begins, next: 0 };
+        let mut taped = self.tape(&mut marker)?;
+        category::label(&mut taped, self, &roles);
+        Ok(taped)
+    }
+}
+
+/// Sets the marks of phases.
+struct Marker {
+    /// The trace that the phases are counted in.
+    trace: Option<usize>,
+    begins: Vec<Begin>,
+    next: usize,
+}
+
+impl Narrator for Marker {
+    fn before(
+        &mut self,
+        tape: &mut Tape,
+        _: &Alive,
+        device: DeviceId,
+        index: usize,
+        entry: &Entry,
+    ) -> ControlFlow<()> {
+        while let Some(begin) = self.begins.get(self.next).filter(|begin| begin.entry <= index) {
+            let name = &tape.devices[usize::from(device.0)].name;
+            if self.trace.is_none_or(|trace| *name != Snapshot::device_name(trace)) {
+                break;
+            }
+            let mark = tape.new_mark(begin.mark());
+            if entry.time_us > 0 {
+                tape.push_at(Event::Mark(mark), entry.time_us);
+            } else {
+                tape.push(Event::Mark(mark));
+            }
+            self.next += 1;
+        }
+        ControlFlow::Continue(())
+    }
+}
