@@ -307,6 +307,11 @@ impl Settings {
         Bytes::new(self.segment(bytes.get()))
     }
 
+    /// Whether a block of the rounded size `bytes` is of the small pool.
+    pub fn is_small(&self, bytes: Bytes) -> bool {
+        bytes.get() <= SMALL_LIMIT
+    }
+
     pub(crate) fn round(&self, bytes: u64) -> u64 {
         if bytes < MIN_BLOCK {
             return MIN_BLOCK;

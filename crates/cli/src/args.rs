@@ -9,6 +9,8 @@ use vramledger::models::{
     Attention, Checkpoint, MlpLoss, Optimizer, OptimizerImpl, SdpaKernel, Torch, ZeroGrad,
 };
 
+use vramledger::By;
+
 use crate::input::NamedFile;
 use crate::value;
 
@@ -83,6 +85,8 @@ impl From<Color> for anstream::ColorChoice {
 pub enum Command {
     /// Predict a training step from a model config: what is on the card when, and who makes the peak
     Plan(Box<PlanArgs>),
+    /// What a recording of a run says: peaks, owners, steps, growth, stranding, failures
+    Read(ReadArgs),
     /// One tape under several settings of the allocator: reserved, stranded, retries, whether it fits
     Simulate(SimulateArgs),
     /// Run an unmodified PyTorch program on an emulated GPU and keep its ledger
@@ -107,6 +111,32 @@ pub enum Command {
     Models,
     /// The GPUs that are known by name
     Gpus,
+}
+
+/// Arguments of `read`.
+#[derive(Args)]
+pub struct ReadArgs {
+    /// A memory snapshot of PyTorch (torch.cuda.memory._dump_snapshot), a document that has a ledger, or -
+    #[arg(value_name = "[NAME=]FILE")]
+    pub file: NamedFile,
+    /// By what the objects at the peak are told apart
+    #[arg(long, value_name = "WHAT", value_parser = value::choice(By::ALL, By::as_str), default_value = "stack")]
+    pub by: By,
+    /// Frames of a stack that count
+    #[arg(long, value_name = "N", value_parser = value::depth, default_value_t = vramledger::DEPTH, allow_negative_numbers = true)]
+    pub depth: usize,
+    /// Look after this event, in place of the peak
+    #[arg(long, value_name = "EVENT")]
+    pub at: Option<u64>,
+    /// Look at the peak of this step, in place of the run's; 0 is before the first
+    #[arg(long, value_name = "N", conflicts_with = "at")]
+    pub step: Option<u32>,
+    /// Look at this GPU alone, by its number in the file
+    #[arg(long, value_name = "N")]
+    pub device: Option<u16>,
+    /// Replay the requests under these settings too, as in PYTORCH_CUDA_ALLOC_CONF
+    #[arg(long, value_name = "STRING")]
+    pub what_if: Vec<String>,
 }
 
 /// Arguments of `simulate`.

@@ -3,6 +3,7 @@
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod emulate;
 mod plan;
+mod read;
 
 use anyhow::Result;
 use vramledger::ledger::{Found, Signal};
@@ -19,6 +20,7 @@ pub fn run(cli: Cli) -> Result<Exit> {
     let common = &cli.common;
     match cli.command {
         Command::Plan(args) => return plan::run(*args, common),
+        Command::Read(args) => return read::run(&args, common),
         Command::Simulate(args) => {
             let usual = ["", "expandable_segments:True"].map(String::from);
             let question = SimulateQuestion {

@@ -74,6 +74,11 @@ pub fn positive_u32(text: &str) -> Result<u32, String> {
     positive(text)?.try_into().map_err(|_| "it must be below 2^32".into())
 }
 
+/// A number of frames.
+pub fn depth(text: &str) -> Result<usize, String> {
+    positive(text)?.try_into().map_err(|_| "it must be below 2^63".into())
+}
+
 /// A number of steps, or all.
 pub fn steps(text: &str) -> Result<Steps, String> {
     if text == "all" {

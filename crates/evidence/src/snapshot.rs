@@ -51,6 +51,7 @@ pub struct Snapshot {
     pub pools: Vec<(i64, i64)>,
     /// What the file does not say, or says against itself.
     pub warnings: Vec<Warning>,
+    written_by: Option<&'static str>,
 }
 
 /// A stack of a snapshot; 0 is the empty one.
@@ -280,6 +281,24 @@ impl Snapshot {
     /// Where the trace has no such entry.
     pub fn entry(&self, trace: &Trace, index: usize) -> Entry {
         self.entries.get(trace.rows.start + index)
+    }
+
+    /// Leaves everything out that is not of the GPU of number `device`; whether there is anything of it.
+    pub fn keep_device(&mut self, device: u16) -> bool {
+        self.segments.retain(|segment| segment.device == Some(device));
+        self.host_segments.clear();
+        self.host_trace = Trace::default();
+        for (number, trace) in self.traces.iter_mut().enumerate() {
+            if number != usize::from(device) {
+                *trace = Trace::default();
+            }
+        }
+        !self.segments.is_empty() || self.traces.iter().any(|trace| !trace.is_empty())
+    }
+
+    /// The releases of PyTorch that write what is in this file, as far as it shows.
+    pub fn written_by(&self) -> Option<&'static str> {
+        self.written_by
     }
 
     /// The setting `name`, where the file has it.

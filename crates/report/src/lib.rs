@@ -8,6 +8,7 @@ mod answers;
 mod compare;
 mod page;
 mod plan;
+mod read;
 mod reconcile;
 mod sheet;
 mod simulate;
@@ -15,6 +16,7 @@ mod units;
 
 pub use page::{Block, Column, Page};
 pub use plan::PlanReport;
+pub use read::ReadReport;
 pub use sheet::Sheet;
 pub use units::size;
 

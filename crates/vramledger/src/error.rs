@@ -35,6 +35,10 @@ pub enum Error {
     #[error("`{name}` {what}: a tape is needed")]
     NoTape { name: String, what: &'static str, tape: Option<String> },
     #[error("`{name}`: {problem}")]
+    Snapshot { name: String, problem: evidence::SnapshotError },
+    #[error("`{name}` has {what}")]
+    NoSuch { name: String, what: String },
+    #[error("`{name}`: {problem}")]
     States { name: String, problem: ledger::StateError },
     #[error(transparent)]
     Compare(#[from] ledger::CompareError),

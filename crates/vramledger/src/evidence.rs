@@ -1,16 +1,23 @@
-//! A ledger from whatever holds one: a ledger document, a tape, hand-written states.
+//! A ledger from whatever holds one: a ledger document, a tape, hand-written states, a snapshot.
 
 use ledger::{DeviceKind, Provenance, Tape, Unit};
 use wire::{About, Document, Ledger};
 
 use crate::Error;
+use crate::read::read_snapshot;
 
-/// The ledger in `bytes`, which are a ledger document, a tape file or hand-written states; `name`
-/// is what to call them where they are none.
+/// How every pickle of protocol 2 or later begins.
+const PICKLE: &[u8] = b"\x80";
+
+/// The ledger in `bytes`, which are a ledger document, a tape file, hand-written states or a memory
+/// snapshot; `name` is what to call them where they are none.
 ///
 /// # Errors
 /// What is wrong with them and where.
 pub fn read_ledger(name: &str, bytes: &[u8]) -> Result<Ledger, Error> {
+    if bytes.starts_with(PICKLE) {
+        return read_snapshot(name, bytes);
+    }
     let document = Document::read(bytes).map_err(|problem| Error::Document { name: name.into(), problem })?;
     Ok(match document {
         Document::Ledger(ledger) => *ledger,

@@ -105,7 +105,7 @@ fn known_torch(about: &About) -> Option<Torch> {
     fit::torch(about.subject.get("software")?.get("torch")?.as_str()?)
 }
 
-fn simulated(tape: &Tape, conf: &str, report: &allocator::Report) -> Simulated {
+pub(crate) fn simulated(tape: &Tape, conf: &str, report: &allocator::Report) -> Simulated {
     let device = |device: &allocator::DeviceReport| SimulatedDevice {
         device: device.device.0,
         peak_allocated_bytes: device.peak_allocated.get(),

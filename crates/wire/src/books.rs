@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::{Category, Provenance, ReadError};
+use crate::{Category, Provenance, ReadError, Reading};
 
 /// The books of one run: what was on the devices in each phase, and what made the peaks.
 ///
@@ -54,6 +54,9 @@ pub struct Ledger {
     pub warnings: Vec<String>,
     /// The tape file the ledger was made from.
     pub tape: Option<String>,
+    /// What a recording says besides, where the ledger was read from one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reading: Option<Box<Reading>>,
 }
 
 /// What is known of a run besides its tape: the rest of a ledger, kept in a tape file as well.
@@ -333,6 +336,7 @@ impl Ledger {
             interpretation_limits: about.interpretation_limits,
             warnings: about.warnings,
             tape: None,
+            reading: None,
         }
     }
 

@@ -6,6 +6,7 @@ mod compare;
 mod document;
 mod error;
 pub mod explanation;
+mod reading;
 mod reconcile;
 mod simulate;
 mod states;
@@ -19,6 +20,10 @@ pub use books::{
 pub use compare::{Baseline, Candidate, Comparison};
 pub use document::{Document, schemas, to_json};
 pub use error::{ReadError, WriteError};
+pub use reading::{
+    Evidence, Growing, Growth, Instant, InstantRow, Pin, Reading, Remedy, Start, Step, Stranded, Stranding,
+    Trend, WhatIf,
+};
 pub use reconcile::{At, Found, Reconciliation, Row};
 pub use simulate::{Simulated, SimulatedDevice, Simulation};
 pub use tape::{read_tape, write_tape};

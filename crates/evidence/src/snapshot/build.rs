@@ -426,6 +426,14 @@ impl SnapshotBuilder {
         if traces.len() > usize::from(DEVICES) {
             return Err(damaged("it has traces of more than 1024 devices"));
         }
+        let entries = traces.iter().map(Trace::len).sum::<usize>() + host_trace.len();
+        // What a release has added shows, and that it is missing does.
+        let written_by = match (self.histories.is_empty(), self.has_times) {
+            _ if top.host => Some("PyTorch 2.15 or later"),
+            (false, _) => Some("PyTorch 2.0"),
+            (true, true) => Some("PyTorch 2.2 to 2.14"),
+            (true, false) => (entries > 0).then_some("PyTorch 2.0 or 2.1"),
+        };
         let mut snapshot = Snapshot {
             texts: heap.into_texts(),
             frames: self.frames.into_iter().collect(),
@@ -440,6 +448,7 @@ impl SnapshotBuilder {
             streams: self.streams.into_iter().collect(),
             pools: self.pools.into_iter().collect(),
             warnings: Vec::new(),
+            written_by,
         };
         snapshot.warnings = oddities(&snapshot, self.has_times);
         Ok(snapshot)
@@ -461,7 +470,7 @@ impl SnapshotBuilder {
                     top.traces = self::items(heap, node).to_vec();
                     found = true;
                 }
-                HOST_TRACES => top.host_trace = Some(value),
+                HOST_TRACES => (top.host_trace, top.host) = (Some(value), true),
                 EXTERNAL_ANNOTATIONS => {
                     if let Value::List(node) = value {
                         let rows = self::items(heap, node).iter();
@@ -506,6 +515,8 @@ struct Top {
     host_segments: Vec<Segment>,
     traces: Vec<Value>,
     host_trace: Option<Value>,
+    /// Whether the host's memory has a place in the file, empty or not.
+    host: bool,
     annotations: Vec<Annotation>,
     settings: Vec<(String, Setting)>,
 }

@@ -151,10 +151,13 @@ impl Snapshot {
 }
 
 /// Files whose frames stand between any two others and say nothing.
-const WRAPPERS: [&str; 6] = [
+const WRAPPERS: [&str; 9] = [
     // Ours, around what runs on the host under emulation.
     "vramledger_host.py",
     "torch/nn/modules/module.py",
+    "torch/_compile.py",
+    "torch/_dynamo/eval_frame.py",
+    "torch/_prims_common/wrappers.py",
     "torch/utils/_contextlib.py",
     "torch/_ops.py",
     "torch/cuda/memory.py",
@@ -162,7 +165,8 @@ const WRAPPERS: [&str; 6] = [
 ];
 
 /// Functions that call what they wrap and do nothing else.
-const WRAPPING: [&str; 4] = ["wrapper", "wrapped_func", "wrapped", "decorate_context"];
+const WRAPPING: [&str; 5] =
+    ["wrapper", "wrapped_func", "wrapped", "decorate_context", "forward_with_checkpointing"];
 
 /// Whether a frame is of machine code and not of a Python program's text.
 pub(crate) fn is_native(file: &str, name: &str) -> bool {

@@ -1,0 +1,302 @@
+//! What a recording of a run says: peaks, owners, steps, growth, stranding, failures.
+
+mod group;
+mod growth;
+mod recorded;
+mod remedy;
+mod settings;
+mod shots;
+mod stranding;
+
+use std::collections::BTreeMap;
+
+use evidence::snapshot::{Setting, Snapshot, SnapshotError};
+use ledger::{DeviceKind, Measure, Provenance};
+use serde_json::{Map, Value, json};
+use wire::{About, Evidence, Ledger, Reading, Start, Step};
+
+pub use group::By;
+
+use self::recorded::Run;
+use self::shots::Shot;
+use crate::Error;
+use crate::evidence::read_ledger;
+
+/// What `read` is asked.
+#[derive(Clone, Debug, Default)]
+pub struct ReadQuestion {
+    /// By what the objects at the instant are told apart.
+    pub by: By,
+    /// How many frames of a stack count.
+    pub depth: usize,
+    /// The event after which to look, in place of the peak.
+    pub at: Option<u64>,
+    /// The GPU to look at, by its number in the file; none: all of them.
+    pub device: Option<u16>,
+    /// The step whose peak to look at, in place of the run's.
+    pub step: Option<u32>,
+    /// Settings strings to replay the requests under.
+    pub what_if: Vec<String>,
+}
+
+/// The frames of a stack that count where nothing else is said.
+pub const DEPTH: usize = 2;
+
+/// The ledger of the evidence in `bytes`, a memory snapshot of PyTorch; of any other document that has
+/// a ledger, that. `path` is what an error calls it.
+///
+/// # Errors
+/// A file that cannot be read, or a question about what it does not have.
+pub fn read(path: &str, bytes: Vec<u8>, question: &ReadQuestion) -> Result<Ledger, Error> {
+    if is_document(&bytes) {
+        return read_ledger(path, &bytes);
+    }
+    let file_bytes = bytes.len() as u64;
+    let mut snapshot = Snapshot::read(&bytes).map_err(|problem| damaged(path, problem))?;
+    // The tables hold all of it; a large file is not kept beside them.
+    drop(bytes);
+    if let Some(device) = question.device
+        && !snapshot.keep_device(device)
+    {
+        return Err(Error::NoSuch { name: path.into(), what: format!("nothing of GPU {device}") });
+    }
+    let run = Run::of(path, snapshot)?;
+    run.answer(path, file_bytes, question)
+}
+
+/// The ledger of the snapshot in `bytes`, without more.
+pub(crate) fn read_snapshot(path: &str, bytes: &[u8]) -> Result<Ledger, Error> {
+    let snapshot = Snapshot::read(bytes).map_err(|problem| damaged(path, problem))?;
+    let run = Run::of(path, snapshot)?;
+    run.answer(path, bytes.len() as u64, &ReadQuestion { depth: DEPTH, ..ReadQuestion::default() })
+}
+
+fn damaged(path: &str, problem: SnapshotError) -> Error {
+    Error::Snapshot { name: path.into(), problem }
+}
+
+/// Whether `bytes` are a document of ours or are to be told why they are none.
+fn is_document(bytes: &[u8]) -> bool {
+    let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
+    bytes.starts_with(b"\x28\xb5\x2f\xfd")
+        || bytes.starts_with(b"vramledger-tape")
+        || matches!(first, Some(b'{' | b'['))
+}
+
+impl Run {
+    /// The answer to `question`.
+    fn answer(mut self, path: &str, file_bytes: u64, question: &ReadQuestion) -> Result<Ledger, Error> {
+        let no_such = |what: String| Error::NoSuch { name: path.into(), what };
+        let looked_at = self.instant_event(question).map_err(no_such)?;
+        let peak = self.books.peaks.reserved.as_ref().map(|peak| (peak.device, peak.event));
+        let failure = self.books.oom.as_ref().map(|oom| (oom.device, oom.event));
+        let last = self.taped.tape.len().checked_sub(1);
+        let stops = looked_at.iter().map(|at| at.event).chain(peak.map(|at| at.1));
+        let stops: Vec<usize> = stops.chain(failure.map(|at| at.1)).chain(last).collect();
+        let shots = self.shots(&stops);
+        let shot = |event: usize| shots.iter().find(|shot| shot.event == event);
+        let instant =
+            looked_at.as_ref().and_then(|at| Some(group::instant(&self, shot(at.event)?, at, question)));
+        let gpus = self.gpus();
+        let mut stranding = Vec::new();
+        if let Some((device, event)) = peak {
+            stranding
+                .extend(shot(event).map(|shot| stranding::stranding(&self, "reserved_peak", device, shot)));
+        }
+        if let Some(end) = last.and_then(shot) {
+            stranding.extend(gpus.iter().map(|gpu| stranding::stranding(&self, "end", *gpu, end)));
+        }
+        let growth = growth::growth(&self.taped.tape);
+        let blocks_agree = last.and_then(shot).and_then(|shot| self.blocks_agree(shot));
+        let mut ledger = Ledger::new(self.about(path), &self.books);
+        let mut remedy = None;
+        if let Some(failure) = failure.and_then(|(_, event)| shot(event)) {
+            let oom = remedy::out_of_memory(&self, failure);
+            remedy = remedy::remedy(&self, &oom);
+            ledger.fits = Some(false);
+            ledger.headroom_bytes = remedy::headroom(&oom);
+            ledger.oom = Some(oom);
+        }
+        let what_if = match question.what_if.as_slice() {
+            [] => None,
+            settings => Some(remedy::what_if(&self, ledger.oom.as_ref(), settings)?),
+        };
+        let file = self.evidence(file_bytes, blocks_agree);
+        let steps = steps(&ledger);
+        ledger.warnings.append(&mut self.warnings);
+        ledger.reading = Some(Box::new(Reading {
+            format: Reading::FORMAT.into(),
+            file,
+            instant,
+            steps,
+            growth,
+            stranding,
+            remedy,
+            what_if,
+        }));
+        Ok(ledger)
+    }
+
+    fn about(&self, path: &str) -> About {
+        let subject = json!({
+            "recording": path,
+            "setup": { "alloc_conf": self.alloc_conf() },
+            "software": {},
+        });
+        let mut limits = vec![
+            "steps, phases and categories are inferred from stacks, lifetimes and sizes; what they do not tell is unattributed"
+                .to_owned(),
+            "what lies outside the allocator (the CUDA context, NCCL, other processes) is not in a snapshot".into(),
+        ];
+        if self.taped.devices.iter().flatten().count() > 1 {
+            limits
+                .push("one process with several GPUs: the phases are those of the GPU that did most".into());
+        }
+        About {
+            subject: match subject {
+                Value::Object(subject) => subject,
+                _ => Map::new(),
+            },
+            interpretation_limits: limits,
+            ..About::new(Provenance::Measured)
+        }
+    }
+
+    fn alloc_conf(&self) -> Option<&str> {
+        match self.snapshot.setting("PYTORCH_CUDA_ALLOC_CONF") {
+            Some(Setting::Text(text)) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// What the file is and how good it is.
+    fn evidence(&self, file_bytes: u64, blocks_agree: Option<bool>) -> Evidence {
+        let tape = &self.taped.tape;
+        let value = |setting: &Setting| match setting {
+            Setting::Bool(value) => json!(value),
+            Setting::Integer(value) => json!(value),
+            Setting::Real(value) => json!(value),
+            Setting::Text(value) => json!(value),
+        };
+        let settings: BTreeMap<String, Value> =
+            self.snapshot.settings.iter().map(|(name, setting)| (name.clone(), value(setting))).collect();
+        let (mut requests, mut without) = (0, 0);
+        for origin in self.taped.origins.iter().filter(|origin| origin.entry.is_some()) {
+            requests += 1;
+            without += u64::from(self.snapshot.site(origin.stack, 1).is_none());
+        }
+        let times = || (0..tape.len()).filter_map(|event| tape.time_us(event)).filter(|time| *time > 0);
+        let updates = tape.marks().iter().filter(|mark| mark.phase == ledger::Phase::UPDATE).count();
+        Evidence {
+            form: "cuda_snapshot".into(),
+            file_bytes,
+            written_by: self.snapshot.written_by().map(Into::into),
+            entries: self.starts().iter().map(|start| start.entries).sum(),
+            microseconds: times().min().zip(times().max()).map(|(first, last)| last - first),
+            stacks: self.snapshot.stacks() as u64 - 1,
+            requests,
+            requests_without_stack: without,
+            devices: self.starts(),
+            alloc_conf: self.alloc_conf().map(Into::into),
+            settings,
+            updates: updates as u64,
+            block_disagreements: self.block_disagreements,
+            blocks_agree,
+        }
+    }
+
+    /// The devices when their recordings begin.
+    fn starts(&self) -> Vec<Start> {
+        let sizes = self.sizes();
+        let mut starts: Vec<Start> = Vec::new();
+        for (device, number) in self.taped.devices.iter().enumerate() {
+            let trace =
+                number.map_or(Some(&self.snapshot.host_trace), |number| self.snapshot.traces.get(number));
+            starts.push(Start {
+                device: device as u16,
+                number: number.map(|number| number as u64),
+                entries: trace.map_or(0, |trace| trace.len() as u64),
+                objects_before: 0,
+                bytes_before: 0,
+                let_go: 0,
+            });
+        }
+        for (origin, bytes) in
+            self.taped.origins.iter().zip(sizes).filter(|(origin, _)| origin.entry.is_none())
+        {
+            let start = &mut starts[usize::from(origin.device.0)];
+            start.objects_before += 1;
+            start.bytes_before = start.bytes_before.saturating_add(bytes);
+            start.let_go += u64::from(origin.end.is_some());
+        }
+        starts
+    }
+
+    /// The GPUs of the tape.
+    fn gpus(&self) -> Vec<ledger::DeviceId> {
+        let devices = self.taped.tape.devices.iter().enumerate();
+        let gpus = devices.filter(|(_, device)| device.kind == DeviceKind::Gpu);
+        gpus.map(|(index, _)| ledger::DeviceId(index as u16)).collect()
+    }
+
+    /// Whether the blocks of `shot`, the last of the tape, are those that the file lists.
+    fn blocks_agree(&self, shot: &Shot) -> Option<bool> {
+        let mut listed: Vec<(u64, u64)> = Vec::new();
+        for segment in &self.snapshot.segments {
+            for block in &segment.blocks {
+                if block.state != evidence::snapshot::BlockState::Inactive {
+                    listed.push((block.address?, block.size.get()));
+                }
+            }
+        }
+        if listed.is_empty() && self.snapshot.segments.is_empty() {
+            return None;
+        }
+        let mut found: Vec<(u64, u64)> =
+            shot.blocks().map(|(address, block)| (address, block.size.get())).collect();
+        listed.sort_unstable();
+        found.sort_unstable();
+        Some(listed == found)
+    }
+}
+
+/// The steps of `ledger`, a row for each device.
+fn steps(ledger: &Ledger) -> Vec<Step> {
+    let mut steps: Vec<Step> = Vec::new();
+    for row in &ledger.phases {
+        let known = steps.iter_mut().rev().find(|step| step.device == row.device);
+        let before = known.as_ref().map(|step| (step.step, step.end));
+        match known.filter(|step| step.step == row.step) {
+            Some(step) => {
+                let measure = |totals: &wire::Totals| totals.allocated_bytes.or(totals.requested_bytes);
+                if measure(&row.peak) > measure(&step.peak) {
+                    step.peak_phase.clone_from(&row.phase);
+                }
+                step.peak.requested_bytes = step.peak.requested_bytes.max(row.peak.requested_bytes);
+                step.peak.allocated_bytes = step.peak.allocated_bytes.max(row.peak.allocated_bytes);
+                step.peak.reserved_bytes = step.peak.reserved_bytes.max(row.peak.reserved_bytes);
+                let grown = row.end.requested_bytes.zip(step.end.requested_bytes);
+                let grown = grown.map(|(end, before)| end.cast_signed() - before.cast_signed());
+                step.grown_bytes = step.grown_bytes.zip(grown).map(|(a, b)| a + b);
+                step.end = row.end;
+                step.micro_batches = step.micro_batches.max(row.micro_batch.unwrap_or(0));
+            }
+            None => {
+                let grown = before.and_then(|(_, end)| row.end.requested_bytes.zip(end.requested_bytes));
+                steps.push(Step {
+                    device: row.device,
+                    step: row.step,
+                    micro_batches: row.micro_batch.unwrap_or(0),
+                    peak: row.peak,
+                    peak_phase: row.phase.clone(),
+                    end: row.end,
+                    grown_bytes: grown.map(|(end, before)| end.cast_signed() - before.cast_signed()),
+                });
+            }
+        }
+    }
+    steps
+}
+
+/// The measure in which an instant is told: the first of these that is known.
+const MEASURES: [Measure; 2] = [Measure::Allocated, Measure::Requested];
