@@ -6,6 +6,7 @@
 mod category;
 mod phases;
 mod role;
+mod shards;
 
 use std::ops::ControlFlow;
 
@@ -32,6 +33,7 @@ impl Snapshot {
         let mut marker = Marker { trace: most.map(|(index, _)| index), begins, next: 0 };
         let mut taped = self.tape(&mut marker)?;
         category::label(&mut taped, self, &roles);
+        shards::wait(&mut taped, &roles);
         Ok(taped)
     }
 }

@@ -468,6 +468,36 @@ impl Tape {
         self.times.push(time_us);
     }
 
+    /// Puts events between those that are there: each with the index of the one it goes before, in
+    /// order. They happen when the event before them does.
+    ///
+    /// # Panics
+    /// Where the indices are not in order or beyond the end of the tape.
+    pub fn insert(&mut self, events: &[(usize, Event)]) {
+        let mut whole = Self::new(self.unit, Vec::new());
+        let mut next = 0;
+        let copy = |whole: &mut Self, range: std::ops::Range<usize>| {
+            for index in range {
+                match self.times.get(index) {
+                    Some(time) => whole.push_at(self.event(index), *time),
+                    None => whole.push(self.event(index)),
+                }
+            }
+        };
+        for (index, event) in events {
+            copy(&mut whole, next..*index);
+            next = *index;
+            match whole.times.last().copied().filter(|_| whole.times.len() == whole.len()) {
+                Some(time) => whole.push_at(*event, time),
+                None => whole.push(*event),
+            }
+        }
+        copy(&mut whole, next..self.len());
+        (self.kinds, self.subjects, self.bytes) = (whole.kinds, whole.subjects, whole.bytes);
+        (self.device, self.stream, self.pool) = (whole.device, whole.stream, whole.pool);
+        self.times = whole.times;
+    }
+
     /// When event `index` happened, in microseconds, where the tape knows.
     pub fn time_us(&self, index: usize) -> Option<u64> {
         self.times.get(index).copied()
