@@ -1,4 +1,4 @@
-//! What the causal language models of transformers share: positions, masks, the loss.
+//! What the causal language models of transformers share: attention, the cache, positions, the loss.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -22,29 +22,60 @@ pub(crate) struct AttentionSetup {
 }
 
 impl AttentionSetup {
-    /// `scaled_dot_product_attention` as `sdpa_attention_forward` calls it; the result is
-    /// (b, s, h, d), contiguous.
-    pub(crate) fn sdpa(&self, query: &Tensor, key: &Tensor, value: &Tensor) -> Tensor {
-        let attention = Attention { mask: None, dropout: self.dropout, kernel: self.kernel };
-        let mut out = query.attend(key, value, attention);
+    /// `sdpa_attention_forward`: the result is (b, s, h, d), contiguous. Keys and values are copied for
+    /// each query head where the kernels cannot share them.
+    pub(crate) fn sdpa(&self, query: &Tensor, key: &Tensor, value: &Tensor, mask: Option<&Tensor>) -> Tensor {
+        let groups = if shares_heads(mask.is_some(), key.size(-1)) { 1 } else { query.size(1) / key.size(1) };
+        let key = repeat_kv(key, groups);
+        let value = repeat_kv(value, groups);
+        let attention = Attention { mask, dropout: self.dropout, kernel: self.kernel };
+        let mut out = query.attend(&key, &value, attention);
         out = out.reshape(out.shape());
         out = out.transpose(1, 2).contiguous();
+        release!(key, value);
         out
     }
+}
+
+/// `use_gqa_in_sdpa`: whether sdpa is asked to share keys and values among query heads.
+pub(crate) const fn shares_heads(mask: bool, head: u64) -> bool {
+    !mask && head <= 256
+}
+
+/// `repeat_kv`: key-value heads repeated for each query head.
+pub(crate) fn repeat_kv(x: &Tensor, groups: u64) -> Tensor {
+    if groups == 1 {
+        return x.clone();
+    }
+    let [b, heads, s, d] = [x.size(0), x.size(1), x.size(2), x.size(3)];
+    let wide = x.unsqueeze(2).expand([b, heads, groups, s, d]);
+    wide.reshape([b, heads * groups, s, d])
 }
 
 /// The key-value cache of a forward pass with `use_cache`: copies of keys and values, layer by layer.
 #[derive(Default)]
 pub(crate) struct Cache {
-    layers: RefCell<Vec<(Tensor, Tensor)>>,
+    layers: RefCell<Vec<CacheLayer>>,
 }
 
+/// Keys and values of a layer, and the size of its window on the device.
+type CacheLayer = (Tensor, Tensor, Option<Tensor>);
+
 impl Cache {
-    /// `DynamicLayer.update` of an empty layer: both are copied by a concatenation with nothing.
-    pub(crate) fn update(&self, key: &Tensor, value: &Tensor) -> (Tensor, Tensor) {
+    /// `update` of an empty layer: keys and values are copied by a concatenation with nothing. A layer with a
+    /// `window` keeps of them what the next token will see.
+    pub(crate) fn update(&self, key: &Tensor, value: &Tensor, window: Option<u64>) -> (Tensor, Tensor) {
+        let session = key.session();
+        let size = window.map(|_| Tensor::empty(session, "sliding_window", [], Dtype::Int64));
         let keys = cat(&[key], -2);
         let values = cat(&[value], -2);
-        self.layers.borrow_mut().push((keys.clone(), values.clone()));
+        let last = |whole: &Tensor| match window {
+            Some(window) if whole.size(-2) > window - 1 && window > 1 => {
+                whole.narrow(-2, whole.size(-2) - (window - 1), window - 1)
+            }
+            _ => whole.clone(),
+        };
+        self.layers.borrow_mut().push((last(&keys), last(&values), size));
         (keys, values)
     }
 }
@@ -52,19 +83,19 @@ impl Cache {
 impl Drop for Cache {
     /// A Python list lets go of its last element first.
     fn drop(&mut self) {
-        while let Some((keys, values)) = self.layers.get_mut().pop() {
-            release!(keys, values);
+        while let Some((keys, values, size)) = self.layers.get_mut().pop() {
+            release!(keys, values, size);
         }
     }
 }
 
 /// An int64 tensor of `shape`.
-fn integers(session: &Rc<Session>, what: &'static str, shape: &[u64]) -> Tensor {
+pub(crate) fn integers(session: &Rc<Session>, what: &'static str, shape: &[u64]) -> Tensor {
     Tensor::empty(session, what, engine::Dims::new(shape), Dtype::Int64)
 }
 
 /// `arange(length) + 0`, as position ids and mask ranges are made.
-fn shifted_range(session: &Rc<Session>, what: &'static str, length: u64) -> Tensor {
+pub(crate) fn shifted_range(session: &Rc<Session>, what: &'static str, length: u64) -> Tensor {
     let range = integers(session, what, &[length]);
     let shifted = integers(session, what, &[length]);
     release!(range);
@@ -74,86 +105,6 @@ fn shifted_range(session: &Rc<Session>, what: &'static str, length: u64) -> Tens
 /// Position ids (1, s), int64.
 pub(crate) fn position_ids(session: &Rc<Session>, length: u64) -> Tensor {
     shifted_range(session, "position_ids", length).unsqueeze(0)
-}
-
-/// `create_causal_mask` of a batch without padding: the check for packed sequences (skipped with a
-/// cache), then for eager attention an additive mask (b, 1, s, s) in `dtype`.
-pub(crate) fn causal_mask(
-    session: &Rc<Session>,
-    batch: u64,
-    length: u64,
-    dtype: Dtype,
-    eager: bool,
-    cache: bool,
-) -> Option<Tensor> {
-    session.scoped("causal_mask", || {
-        if !cache {
-            check_packed_sequences(session, batch, length);
-        }
-        eager.then(|| eager_mask(session, batch, length, dtype))
-    })
-}
-
-/// `find_packed_sequence_indices`: differences of neighbouring positions, their running count, and
-/// the question whether the last is zero in every row.
-fn check_packed_sequences(session: &Rc<Session>, batch: u64, length: u64) {
-    let first = integers(session, "first_position", &[batch, 1]);
-    let joined = integers(session, "positions", &[batch, length + 1]);
-    let difference = integers(session, "position_diff", &[batch, length]);
-    release!(joined);
-    let changes = Tensor::empty(session, "position_changes", [batch, length], Dtype::Bool);
-    let count = integers(session, "packed_sequence_mask", &[batch, length]);
-    let scan = integers(session, "packed_sequence_mask.scan", &[batch, length]);
-    // One row is scanned by CUB's device scan, several by a kernel of their own.
-    let tiles = (batch == 1).then(|| {
-        let bytes = session.scan_workspace(length);
-        Tensor::of_category(session, "packed_sequence_mask.tiles", Category::Workspace, [bytes], Dtype::Uint8)
-    });
-    release!(tiles, scan, changes);
-    let last = Tensor::empty(session, "last_is_zero", [batch], Dtype::Bool);
-    let all = Tensor::empty(session, "all_zero", [], Dtype::Bool);
-    release!(last, all, first, difference, count);
-}
-
-fn eager_mask(session: &Rc<Session>, batch: u64, length: u64, dtype: Dtype) -> Tensor {
-    let batch_range = integers(session, "batch_range", &[batch]);
-    let head_range = integers(session, "head_range", &[1]);
-    let query_range = shifted_range(session, "query_range", length);
-    let key_range = shifted_range(session, "key_range", length);
-    let allowed = Tensor::empty(session, "allowed", [length, length], Dtype::Bool);
-    release!(batch_range, head_range, query_range, key_range);
-    let zero = Tensor::empty(session, "zero", [], dtype);
-    let minimum = Tensor::empty(session, "minimum", [], dtype);
-    let mask = Tensor::empty(session, "mask", [batch, 1, length, length], dtype);
-    release!(minimum, zero, allowed);
-    mask
-}
-
-/// `LlamaRotaryEmbedding.forward`: cosines and sines (1, s, d) in `dtype`, computed in fp32.
-pub(crate) fn rotary_embedding(
-    session: &Rc<Session>,
-    length: u64,
-    head: u64,
-    dtype: Dtype,
-) -> (Tensor, Tensor) {
-    session.scoped("rotary_emb", || {
-        let fp32 = |what, size| Tensor::empty(session, what, [1, length, size], Dtype::Fp32);
-        let positions = fp32("positions", 1);
-        let frequencies = fp32("freqs", head / 2);
-        release!(positions);
-        let embedding = fp32("emb", head);
-        let of_embedding = |what, scaled| {
-            let plain = fp32(what, head);
-            let result = fp32(scaled, head);
-            release!(plain);
-            result
-        };
-        let cos = of_embedding("cos", "cos_scaled");
-        let sin = of_embedding("sin", "sin_scaled");
-        let (cos_cast, sin_cast) = (cos.to(dtype), sin.to(dtype));
-        release!(frequencies, embedding, cos, sin);
-        (cos_cast, sin_cast)
-    })
 }
 
 /// What a training script does around a causal language model.

@@ -3,112 +3,50 @@
 //! A missing optional field takes the default of transformers' config class; a field that decides the
 //! shape of the model and has the wrong type is an error that names it.
 
+use std::sync::Arc;
+
 use ledger::Dtype;
 use serde_json::{Map, Value};
 
-use crate::gpt2::Gpt2Config;
-use crate::llama::LlamaConfig;
+use crate::architecture::Architecture;
+use crate::families::FAMILIES;
 use crate::nn::Activation;
 use crate::run::PlanError;
-
-/// The architectures that can be planned from a config.json, by `model_type`.
-pub(crate) const FAMILIES: &[&str] = &["gpt2", "llama"];
 
 /// No extent of a model is larger: products of two stay within 64 bits.
 const LARGEST: u64 = 1 << 31;
 
-/// An architecture read from a config, with the dtype it names.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Architecture {
-    /// `GPT2LMHeadModel`.
-    Gpt2(Gpt2Config),
-    /// `LlamaForCausalLM`.
-    Llama(LlamaConfig),
+/// What a config.json says of a model.
+pub(crate) struct Config {
+    pub(crate) family: &'static str,
+    pub(crate) architecture: Arc<dyn Architecture>,
+    /// The dtype of the weights, where the config names one.
+    pub(crate) dtype: Option<Dtype>,
 }
 
-/// Reads a config.json: the architecture and the dtype of the weights, where the config names one.
-pub(crate) fn read(json: &str) -> Result<(Architecture, Option<Dtype>), PlanError> {
+/// Reads a config.json.
+pub(crate) fn read(json: &str) -> Result<Config, PlanError> {
     let value: Value = serde_json::from_str(json)
         .map_err(|error| PlanError(format!("the config is no JSON that can be read: {error}")))?;
     let Value::Object(map) = value else {
         return Err(PlanError("the config must be a JSON object, as Hugging Face's config.json is".into()));
     };
     let fields = Fields(&map);
+    let supported = || FAMILIES.iter().map(|family| family.name).collect::<Vec<_>>().join(", ");
     let Some(model_type) = fields.text("model_type")? else {
+        return Err(PlanError(format!("the config has no `model_type`; supported are {}", supported())));
+    };
+    let Some(family) = FAMILIES.iter().find(|family| family.name == model_type) else {
         return Err(PlanError(format!(
-            "the config has no `model_type`; supported are {}",
-            FAMILIES.join(", ")
+            "the model_type `{model_type}` is not supported; supported are {}",
+            supported()
         )));
     };
-    let architecture = match model_type {
-        "gpt2" => Architecture::Gpt2(gpt2(&fields)?),
-        "llama" => Architecture::Llama(llama(&fields)?),
-        other => {
-            return Err(PlanError(format!(
-                "the model_type `{other}` is not supported; supported are {}",
-                FAMILIES.join(", ")
-            )));
-        }
-    };
-    Ok((architecture, fields.dtype()?))
+    Ok(Config { family: family.name, architecture: (family.read)(&fields)?, dtype: fields.dtype()? })
 }
 
-fn gpt2(fields: &Fields<'_>) -> Result<Gpt2Config, PlanError> {
-    let hidden = fields.size(&["n_embd", "hidden_size"], 768)?;
-    let heads = fields.size(&["n_head", "num_attention_heads"], 12)?;
-    divides("n_head", heads, "n_embd", hidden)?;
-    for unsupported in ["add_cross_attention", "reorder_and_upcast_attn", "scale_attn_by_inverse_layer_idx"] {
-        if unsupported != "scale_attn_by_inverse_layer_idx" && fields.flag(unsupported, false)? {
-            return Err(PlanError(format!("a gpt2 config with `{unsupported}` is not supported")));
-        }
-    }
-    Ok(Gpt2Config {
-        vocab: fields.size(&["vocab_size"], 50257)?,
-        hidden,
-        inner: fields.size(&["n_inner"], 4 * hidden)?,
-        layers: fields.size(&["n_layer", "num_hidden_layers"], 12)?,
-        heads,
-        positions: fields.size(&["n_positions", "max_position_embeddings"], 1024)?,
-        resid_dropout: fields.probability("resid_pdrop", 0.1)?,
-        embd_dropout: fields.probability("embd_pdrop", 0.1)?,
-        attn_dropout: fields.probability("attn_pdrop", 0.1)?,
-        tied: fields.flag("tie_word_embeddings", true)?,
-        use_cache: fields.flag("use_cache", true)?,
-        activation: fields.activation("activation_function", "gelu_new")?,
-    })
-}
-
-fn llama(fields: &Fields<'_>) -> Result<LlamaConfig, PlanError> {
-    let hidden = fields.size(&["hidden_size"], 4096)?;
-    let heads = fields.size(&["num_attention_heads"], 32)?;
-    let kv_heads = fields.size(&["num_key_value_heads"], heads)?;
-    divides("num_key_value_heads", kv_heads, "num_attention_heads", heads)?;
-    if fields.0.get("head_dim").is_none_or(Value::is_null) {
-        divides("num_attention_heads", heads, "hidden_size", hidden)?;
-    }
-    let head = fields.size(&["head_dim"], hidden / heads)?;
-    if !head.is_multiple_of(2) {
-        return Err(PlanError(format!("rotary embedding needs an even `head_dim`, and it is {head}")));
-    }
-    Ok(LlamaConfig {
-        vocab: fields.size(&["vocab_size"], 32000)?,
-        hidden,
-        intermediate: fields.size(&["intermediate_size"], 11008)?,
-        layers: fields.size(&["num_hidden_layers"], 32)?,
-        heads,
-        kv_heads,
-        head,
-        max_positions: fields.size(&["max_position_embeddings"], 2048)?,
-        attention_bias: fields.flag("attention_bias", false)?,
-        mlp_bias: fields.flag("mlp_bias", false)?,
-        attention_dropout: fields.probability("attention_dropout", 0.0)?,
-        tied: fields.flag("tie_word_embeddings", false)?,
-        use_cache: fields.flag("use_cache", true)?,
-        activation: fields.activation("hidden_act", "silu")?,
-    })
-}
-
-fn divides(part_name: &str, part: u64, whole_name: &str, whole: u64) -> Result<(), PlanError> {
+/// Refuses a `part` that does not divide its `whole`.
+pub(crate) fn divides(part_name: &str, part: u64, whole_name: &str, whole: u64) -> Result<(), PlanError> {
     if whole.is_multiple_of(part) {
         return Ok(());
     }
@@ -116,7 +54,7 @@ fn divides(part_name: &str, part: u64, whole_name: &str, whole: u64) -> Result<(
 }
 
 /// The fields of a config, read by name.
-struct Fields<'a>(&'a Map<String, Value>);
+pub(crate) struct Fields<'a>(&'a Map<String, Value>);
 
 impl Fields<'_> {
     /// The first of `names` that is there and not null.
@@ -126,8 +64,18 @@ impl Fields<'_> {
             .find_map(|name| self.0.get(*name).filter(|value| !value.is_null()).map(|value| (*name, value)))
     }
 
+    /// Whether `name` is there and null.
+    pub(crate) fn is_null(&self, name: &str) -> bool {
+        self.0.get(name).is_some_and(Value::is_null)
+    }
+
+    /// Whether `name` is there and not null.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.0.get(name).is_some_and(|value| !value.is_null())
+    }
+
     /// A positive extent.
-    fn size(&self, names: &[&'static str], default: u64) -> Result<u64, PlanError> {
+    pub(crate) fn size(&self, names: &[&'static str], default: u64) -> Result<u64, PlanError> {
         let Some((name, value)) = self.get(names) else { return Ok(default) };
         let wrong =
             |what: &str| PlanError(format!("`{name}` must be a positive whole number, and it is {what}"));
@@ -149,7 +97,16 @@ impl Fields<'_> {
         }
     }
 
-    fn text(&self, name: &'static str) -> Result<Option<&str>, PlanError> {
+    /// A whole number, zero included.
+    pub(crate) fn count(&self, name: &'static str, default: u64) -> Result<u64, PlanError> {
+        match self.get(&[name]) {
+            Some((_, value)) if value.as_u64() == Some(0) => Ok(0),
+            _ => self.size(&[name], default),
+        }
+    }
+
+    /// A text, where there is one.
+    pub(crate) fn text(&self, name: &'static str) -> Result<Option<&str>, PlanError> {
         match self.get(&[name]) {
             None => Ok(None),
             Some((_, Value::String(text))) => Ok(Some(text)),
@@ -157,7 +114,8 @@ impl Fields<'_> {
         }
     }
 
-    fn flag(&self, name: &'static str, default: bool) -> Result<bool, PlanError> {
+    /// True or false.
+    pub(crate) fn flag(&self, name: &'static str, default: bool) -> Result<bool, PlanError> {
         match self.get(&[name]) {
             None => Ok(default),
             Some((_, Value::Bool(flag))) => Ok(*flag),
@@ -167,7 +125,8 @@ impl Fields<'_> {
         }
     }
 
-    fn probability(&self, name: &'static str, default: f64) -> Result<f64, PlanError> {
+    /// A probability below 1.
+    pub(crate) fn probability(&self, name: &'static str, default: f64) -> Result<f64, PlanError> {
         let Some((_, value)) = self.get(&[name]) else { return Ok(default) };
         match value.as_f64() {
             Some(p) if (0.0..1.0).contains(&p) => Ok(p),
@@ -176,10 +135,42 @@ impl Fields<'_> {
         }
     }
 
-    fn activation(&self, name: &'static str, default: &str) -> Result<Activation, PlanError> {
+    /// An activation by its name.
+    pub(crate) fn activation(&self, name: &'static str, default: &str) -> Result<Activation, PlanError> {
         let named = self.text(name)?.unwrap_or(default);
         Activation::named(named)
             .ok_or_else(|| PlanError(format!("the activation `{named}` of `{name}` is not supported")))
+    }
+
+    /// `sliding_window`, where it is not null.
+    pub(crate) fn window(&self, default: Option<u64>) -> Result<Option<u64>, PlanError> {
+        match default {
+            _ if self.is_null("sliding_window") => Ok(None),
+            None if !self.has("sliding_window") => Ok(None),
+            default => Ok(Some(self.size(&["sliding_window"], default.unwrap_or(1))?)),
+        }
+    }
+
+    /// Which of the layers that `layer_types` lists see a sliding window; none where it is not there.
+    pub(crate) fn layer_types(&self, layers: u64) -> Result<Option<Vec<bool>>, PlanError> {
+        let Some((name, value)) = self.get(&["layer_types"]) else { return Ok(None) };
+        let Value::Array(types) = value else {
+            return Err(PlanError(format!("`{name}` must be a list, and it is {}", kind(value))));
+        };
+        if types.len() as u64 != layers {
+            let found = types.len();
+            return Err(PlanError(format!(
+                "`{name}` lists {found} layers, and `num_hidden_layers` is {layers}"
+            )));
+        }
+        let windowed = types.iter().map(|layer| match layer.as_str() {
+            Some("sliding_attention") => Ok(true),
+            Some("full_attention") => Ok(false),
+            _ => Err(PlanError(format!(
+                "`{name}` may list `full_attention` and `sliding_attention`, and it lists {layer}"
+            ))),
+        });
+        windowed.collect::<Result<_, _>>().map(Some)
     }
 
     /// `torch_dtype`, or `dtype` as newer files have it.

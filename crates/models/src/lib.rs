@@ -1,15 +1,18 @@
 //! What is trained and how: architectures, optimizers, config readers, catalogues.
 
+mod architecture;
 mod causal_lm;
 mod config;
-mod gpt2;
+mod decoder;
+mod families;
 mod gpus;
-mod llama;
+mod mask;
 mod mlp;
 mod network;
 mod nn;
 mod optim;
 mod presets;
+mod rotary;
 mod run;
 mod setup;
 mod train;

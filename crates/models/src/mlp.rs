@@ -2,9 +2,10 @@
 
 use std::rc::Rc;
 
-use engine::{Session, Tensor, checkpoint};
+use engine::{Problem, Session, Tensor, checkpoint};
 use ledger::{Category, Dtype};
 
+use crate::architecture::{Architecture, Extents};
 use crate::network::{Built, Network, Pass};
 use crate::nn::{Activation, Builder, Linear};
 use crate::setup::{Checkpoint, MlpLoss, Setup};
@@ -27,8 +28,23 @@ struct Mlp {
     layers: Vec<Rc<Linear>>,
 }
 
-impl MlpConfig {
-    pub(crate) fn build(self, session: &Rc<Session>, setup: &Setup, dtype: Dtype) -> Built {
+impl Architecture for MlpConfig {
+    fn extents(&self) -> Extents {
+        Extents {
+            layers: self.layers,
+            work: 1,
+            widest: self.width,
+            heads: 0,
+            positions: None,
+            learnt_positions: false,
+        }
+    }
+
+    fn attention(&self, _dtype: Dtype, _seq: u64) -> Vec<Problem> {
+        Vec::new()
+    }
+
+    fn build(&self, session: &Rc<Session>, setup: &Setup, dtype: Dtype) -> Built {
         let mut build = Builder::new(session, dtype);
         let layers = (0..self.layers)
             .map(|layer| {
@@ -39,7 +55,7 @@ impl MlpConfig {
             .collect();
         let (parameters, buffers) = build.finish();
         let network = Mlp {
-            config: self,
+            config: *self,
             batch: setup.batch,
             dtype,
             loss: setup.mlp_loss,

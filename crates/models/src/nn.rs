@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use engine::{Session, Tensor, cat, release};
+use engine::{Session, Tensor, release};
 use ledger::{Category, Dtype};
 
 /// Makes parameters and buffers in the order in which a module's `_apply` visits them.
@@ -214,26 +214,4 @@ impl Activation {
             }
         }
     }
-}
-
-/// `rotate_half`: the halves of the last dimension exchanged, the second negated.
-fn rotate_half(x: &Tensor) -> Tensor {
-    let half = x.size(-1) / 2;
-    let x1 = x.narrow(-1, 0, half);
-    let x2 = x.narrow(-1, half, half);
-    let negative = x2.neg();
-    let out = cat(&[&negative, &x1], -1);
-    release!(negative, x1, x2);
-    out
-}
-
-/// Rotary position embedding of one (b, heads, s, d) tensor.
-pub(crate) fn rotate(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Tensor {
-    let direct = x.mul(cos);
-    let rotated = rotate_half(x);
-    let crossed = rotated.mul(sin);
-    release!(rotated);
-    let out = direct.add(&crossed);
-    release!(direct, crossed);
-    out
 }

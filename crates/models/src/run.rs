@@ -1,9 +1,13 @@
 //! A planned run: the tape of some training steps and what is known besides.
 
+use std::sync::Arc;
+
 use engine::{Kernel, Problem};
 use ledger::{Dtype, Tape};
 
-use crate::config::{self, Architecture};
+use crate::architecture::Architecture;
+use crate::config;
+use crate::families::FAMILIES;
 use crate::gpus::Gpu;
 use crate::mlp::MlpConfig;
 use crate::setup::{Attention, Setup, Torch};
@@ -55,28 +59,25 @@ pub struct PlanError(pub String);
 const USUAL_SEQ: u64 = 4096;
 
 /// The work that is done for one answer, about two seconds: layers of an mlp, of which each step and
-/// micro-batch runs every one; a decoder layer is eight of them.
+/// micro-batch runs every one.
 const MOST_WORK: u64 = 1 << 17;
-const WORK_OF_DECODER_LAYER: u64 = 8;
+
+/// The family of `mlp:` names.
+const MLP: &str = "mlp";
 
 /// A model: what a config.json, a preset or an `mlp:` name says.
 #[derive(Clone, Debug)]
 pub struct Model {
-    architecture: Source,
+    family: &'static str,
+    architecture: Arc<dyn Architecture>,
     dtype: Option<Dtype>,
-}
-
-#[derive(Clone, Debug)]
-enum Source {
-    Mlp(MlpConfig),
-    Config(Architecture),
 }
 
 impl Model {
     /// Reads a Hugging Face config.json.
     pub fn from_config(json: &str) -> Result<Self, PlanError> {
-        let (architecture, dtype) = config::read(json)?;
-        Ok(Self { architecture: Source::Config(architecture), dtype })
+        let config::Config { family, architecture, dtype } = config::read(json)?;
+        Ok(Self { family, architecture, dtype })
     }
 
     /// Reads `mlp:LAYERSxWIDTH`; none where `name` has another form.
@@ -87,34 +88,26 @@ impl Model {
             Some(MlpConfig { layers: positive(layers)?, width: positive(width)? })
         });
         Some(match parsed {
-            Some(config) => Ok(Self { architecture: Source::Mlp(config), dtype: None }),
+            Some(config) => Ok(Self { family: MLP, architecture: Arc::new(config), dtype: None }),
             None => Err(PlanError(format!(
                 "`{name}` must be mlp:LAYERSxWIDTH with whole numbers from 1 to 2^20, as in mlp:4x1024"
             ))),
         })
     }
 
-    /// The architecture: `llama`, `gpt2`, `mlp`.
+    /// The family: `llama`, `gpt2`, `mlp`.
     pub fn family(&self) -> &'static str {
-        match &self.architecture {
-            Source::Mlp(_) => "mlp",
-            Source::Config(Architecture::Gpt2(_)) => "gpt2",
-            Source::Config(Architecture::Llama(_)) => "llama",
-        }
+        self.family
     }
 
     /// The families that can be planned, by their names.
     pub fn families() -> Vec<&'static str> {
-        [config::FAMILIES, &["mlp"]].concat()
+        FAMILIES.iter().map(|family| family.name).chain([MLP]).collect()
     }
 
     /// The longest sequence the config allows; none for an mlp.
     pub fn max_seq(&self) -> Option<u64> {
-        match &self.architecture {
-            Source::Mlp(_) => None,
-            Source::Config(Architecture::Gpt2(config)) => Some(config.positions),
-            Source::Config(Architecture::Llama(config)) => Some(config.max_positions),
-        }
+        self.architecture.extents().positions
     }
 
     /// Tokens of a sample where nothing else is said: the longest that the config allows, up to 4096;
@@ -136,11 +129,7 @@ impl Model {
         self.check(&setup, gpu)?;
         let dtype = setup.dtype.or(self.dtype).unwrap_or(Dtype::Fp32);
         let session = train::session(gpu, &setup);
-        let build = || match &self.architecture {
-            Source::Mlp(config) => config.build(&session, &setup, dtype),
-            Source::Config(Architecture::Gpt2(config)) => config.build(&session, &setup, dtype),
-            Source::Config(Architecture::Llama(config)) => config.build(&session, &setup, dtype),
-        };
+        let build = || self.architecture.build(&session, &setup, dtype);
         Ok(train::train(&session, &setup, build, self.assumptions(&setup, gpu)))
     }
 
@@ -154,39 +143,30 @@ impl Model {
             return refuse("a sequence has at least one token".into());
         }
         let longest = setup.seqs.iter().copied().max().unwrap_or(1);
-        if let (Some(positions), Source::Config(Architecture::Gpt2(_))) = (self.max_seq(), &self.architecture)
+        let extents = self.architecture.extents();
+        if let Some(positions) = extents.positions.filter(|_| extents.learnt_positions)
             && longest > positions
         {
             return refuse(format!(
                 "the model has {positions} learnt positions, and a sequence of {longest} was asked for"
             ));
         }
-        if let Some(sentence) = self.kernel_problem(setup, gpu) {
+        if let Some(sentence) = self.kernel_problem(setup, gpu, longest) {
             return refuse(sentence);
         }
-        let [batch, seq] = [u128::from(setup.batch), u128::from(longest)];
-        let (layers, widest, scores) = match &self.architecture {
-            Source::Mlp(config) => (config.layers, u128::from(config.width), 0),
-            Source::Config(Architecture::Gpt2(c)) => {
-                (c.layers, u128::from(c.vocab.max(c.inner).max(3 * c.hidden)), seq * u128::from(c.heads))
-            }
-            Source::Config(Architecture::Llama(c)) => (
-                c.layers,
-                u128::from(c.vocab.max(c.intermediate).max(c.heads * c.head)),
-                seq * u128::from(c.heads),
-            ),
-        };
+        let [batch, seq, layers] = [setup.batch, longest, extents.layers].map(u128::from);
+        let [widest, heads] = [extents.widest, extents.heads].map(u128::from);
         // A layer makes fewer than two hundred tensors of at most 8 bytes an element; a total of 2^62
         // bytes leaves every sum inside a tape's range.
-        let largest = batch.saturating_mul(seq).saturating_mul(widest.max(scores));
-        if largest.saturating_mul(8 * 200).saturating_mul(u128::from(layers)) >= 1 << 62 {
+        let largest = batch.saturating_mul(seq).saturating_mul(widest.max(seq * heads));
+        if largest.saturating_mul(8 * 200).saturating_mul(layers) >= 1 << 62 {
             return refuse(format!(
                 "batch {} of {longest} tokens makes tensors beyond any device; use a smaller batch or sequence",
                 setup.batch
             ));
         }
-        let (most, steps, accumulate) = (MOST_WORK / self.work_of_layer(), setup.steps, setup.accumulate);
-        if u128::from(steps) * u128::from(accumulate) * u128::from(layers) > u128::from(most) {
+        let (most, steps, accumulate) = (MOST_WORK / extents.work, setup.steps, setup.accumulate);
+        if u128::from(steps) * u128::from(accumulate) * layers > u128::from(most) {
             return refuse(format!(
                 "{steps} steps x {accumulate} micro-batches x {layers} layers are more than the {most} layers that are run for one answer; ask for fewer: from the third on, steps and micro-batches repeat each other"
             ));
@@ -194,40 +174,28 @@ impl Model {
         Ok(())
     }
 
-    const fn work_of_layer(&self) -> u64 {
-        match &self.architecture {
-            Source::Mlp(_) => 1,
-            Source::Config(_) => WORK_OF_DECODER_LAYER,
+    /// What sdpa is asked to run in a pass over `seq` tokens; nothing where attention is written out.
+    fn attention(&self, setup: &Setup, seq: u64) -> Vec<Problem> {
+        let dtype = setup.autocast.or(setup.dtype).or(self.dtype).unwrap_or(Dtype::Fp32);
+        match setup.attention {
+            Attention::Eager => Vec::new(),
+            Attention::Sdpa => self.architecture.attention(dtype, seq),
         }
     }
 
-    /// What sdpa is asked to run; none for an mlp and for attention written out.
-    fn attention(&self, setup: &Setup) -> Option<Problem> {
-        let (head, grouped, dropout) = match &self.architecture {
-            Source::Mlp(_) => return None,
-            Source::Config(Architecture::Gpt2(config)) => {
-                (config.hidden / config.heads, false, config.attn_dropout)
-            }
-            Source::Config(Architecture::Llama(config)) => {
-                (config.head, config.kv_heads < config.heads, config.attention_dropout)
-            }
-        };
-        let dtype = setup.autocast.or(setup.dtype).or(self.dtype).unwrap_or(Dtype::Fp32);
-        let problem = Problem { dtype, head, grouped, mask: false, dropout: dropout > 0.0 };
-        (setup.attention == Attention::Sdpa).then_some(problem)
-    }
-
     /// Why the kernel that the setup asks for cannot run, where it cannot.
-    fn kernel_problem(&self, setup: &Setup, gpu: &Gpu) -> Option<String> {
-        let (problem, kernel) = (self.attention(setup)?, setup.kernel()?);
-        let refusal = kernel.refusal(&train::hardware(gpu), &train::profile(setup.torch), problem)?;
+    fn kernel_problem(&self, setup: &Setup, gpu: &Gpu, longest: u64) -> Option<String> {
+        let kernel = setup.kernel()?;
+        let (hardware, profile) = (train::hardware(gpu), train::profile(setup.torch));
+        let mut problems = self.attention(setup, longest).into_iter();
+        let refusal = problems.find_map(|problem| kernel.refusal(&hardware, &profile, problem))?;
         Some(format!("the {} kernel {refusal}; use --sdpa-kernel default", setup.sdpa_kernel.as_str()))
     }
 
     /// What had to be assumed, a sentence each.
     fn assumptions(&self, setup: &Setup, gpu: &Gpu) -> Vec<String> {
         let mut sentences = Vec::new();
-        if !matches!(self.architecture, Source::Mlp(_)) {
+        if self.family != MLP {
             sentences.push(
                 "modelling code of transformers 5.24 in eager mode; no padding, labels are the input ids"
                     .to_owned(),
@@ -241,15 +209,19 @@ impl Model {
             "cuBLAS workspace of the default size for the card, {kept} (torch {})",
             setup.torch.as_str()
         ));
-        if let Some(problem) = self.attention(setup) {
+        let longest = setup.seqs.iter().copied().max().unwrap_or(1);
+        for problem in self.attention(setup, longest) {
             let choose = || Kernel::choose(&train::hardware(gpu), &train::profile(setup.torch), problem);
-            let kernel = setup.kernel().unwrap_or_else(choose);
-            sentences.push(match kernel {
-                Kernel::Flash => "attention runs the flash kernel".to_owned(),
-                Kernel::Efficient => "attention runs the memory-efficient kernel".to_owned(),
-                Kernel::Math => "attention runs the math kernel".to_owned(),
-                Kernel::Cudnn => "attention runs cuDNN, whose backward workspace is assumed to be batch x heads x sequence x (head size + 1) fp32 values".to_owned(),
-            });
+            let runs = match setup.kernel().unwrap_or_else(choose) {
+                Kernel::Flash => "the flash kernel",
+                Kernel::Efficient => "the memory-efficient kernel",
+                Kernel::Math => "the math kernel",
+                Kernel::Cudnn => {
+                    "cuDNN, whose backward workspace is assumed to be batch x heads x sequence x (head size + 1) fp32 values"
+                }
+            };
+            let within = if problem.mask { " with a sliding window" } else { "" };
+            sentences.push(format!("attention{within} runs {runs}"));
         }
         sentences
     }

@@ -2,17 +2,21 @@
 
 use std::rc::Rc;
 
-use engine::{Session, Tensor, checkpoint, release};
+use engine::{Problem, Session, Tensor, checkpoint, release};
 use ledger::Dtype;
 
-use crate::causal_lm::{AttentionSetup, Cache, Script, causal_mask, position_ids};
+use crate::architecture::{Architecture, Extents, WORK_OF_DECODER_LAYER};
+use crate::causal_lm::{AttentionSetup, Cache, Script, position_ids};
+use crate::config::{Fields, divides};
+use crate::mask::Masking;
 use crate::network::{Built, Network, Pass};
 use crate::nn::{Activation, Builder, Conv1d, Embedding, LayerNorm, Linear};
+use crate::run::PlanError;
 use crate::setup::{Checkpoint, Setup};
 
 /// The extents of a GPT-2.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Gpt2Config {
+pub(super) struct Gpt2Config {
     pub(crate) vocab: u64,
     pub(crate) hidden: u64,
     pub(crate) inner: u64,
@@ -25,6 +29,31 @@ pub(crate) struct Gpt2Config {
     pub(crate) tied: bool,
     pub(crate) use_cache: bool,
     pub(crate) activation: Activation,
+}
+
+pub(super) fn read(fields: &Fields<'_>) -> Result<Gpt2Config, PlanError> {
+    let hidden = fields.size(&["n_embd", "hidden_size"], 768)?;
+    let heads = fields.size(&["n_head", "num_attention_heads"], 12)?;
+    divides("n_head", heads, "n_embd", hidden)?;
+    for unsupported in ["add_cross_attention", "reorder_and_upcast_attn", "scale_attn_by_inverse_layer_idx"] {
+        if unsupported != "scale_attn_by_inverse_layer_idx" && fields.flag(unsupported, false)? {
+            return Err(PlanError(format!("a gpt2 config with `{unsupported}` is not supported")));
+        }
+    }
+    Ok(Gpt2Config {
+        vocab: fields.size(&["vocab_size"], 50257)?,
+        hidden,
+        inner: fields.size(&["n_inner"], 4 * hidden)?,
+        layers: fields.size(&["n_layer", "num_hidden_layers"], 12)?,
+        heads,
+        positions: fields.size(&["n_positions", "max_position_embeddings"], 1024)?,
+        resid_dropout: fields.probability("resid_pdrop", 0.1)?,
+        embd_dropout: fields.probability("embd_pdrop", 0.1)?,
+        attn_dropout: fields.probability("attn_pdrop", 0.1)?,
+        tied: fields.flag("tie_word_embeddings", true)?,
+        use_cache: fields.flag("use_cache", true)?,
+        activation: fields.activation("activation_function", "gelu_new")?,
+    })
 }
 
 struct Attention {
@@ -52,7 +81,7 @@ impl Attention {
             let query = heads(&parts[0]);
             release!(parts);
             if let Some(cache) = cache {
-                let (keys, values) = cache.update(&key, &value);
+                let (keys, values) = cache.update(&key, &value, None);
                 key = keys;
                 value = values;
             }
@@ -60,7 +89,7 @@ impl Attention {
                 let (out, weights) = self.eager(&query, &key, &value, mask);
                 (out, Some(weights))
             } else {
-                (self.attention.sdpa(&query, &key, &value), None)
+                (self.attention.sdpa(&query, &key, &value, mask), None)
             };
             out = out.reshape([b, s, self.hidden]).contiguous();
             out = self.c_proj.forward(&out);
@@ -139,8 +168,24 @@ struct Gpt2 {
     lm_head: Linear,
 }
 
-impl Gpt2Config {
-    pub(crate) fn build(&self, session: &Rc<Session>, setup: &Setup, dtype: Dtype) -> Built {
+impl Architecture for Gpt2Config {
+    fn extents(&self) -> Extents {
+        Extents {
+            layers: self.layers,
+            work: WORK_OF_DECODER_LAYER,
+            widest: self.vocab.max(self.inner).max(3 * self.hidden),
+            heads: self.heads,
+            positions: Some(self.positions),
+            learnt_positions: true,
+        }
+    }
+
+    fn attention(&self, dtype: Dtype, _seq: u64) -> Vec<Problem> {
+        let head = self.hidden / self.heads;
+        vec![Problem { dtype, head, grouped: false, mask: false, dropout: self.attn_dropout > 0.0 }]
+    }
+
+    fn build(&self, session: &Rc<Session>, setup: &Setup, dtype: Dtype) -> Built {
         let mut build = Builder::new(session, dtype);
         let attention = setup.attention_setup(self.attn_dropout);
         let (wte, wpe, blocks, ln_f) = build.module("transformer", |build| {
@@ -172,7 +217,9 @@ impl Gpt2Config {
         };
         Built { network: Box::new(network), parameters, buffers }
     }
+}
 
+impl Gpt2Config {
     fn block(&self, build: &mut Builder, attention: AttentionSetup) -> Block {
         let hidden = self.hidden;
         Block {
@@ -209,7 +256,8 @@ impl Gpt2 {
             let positions = self.wpe.forward(&position_ids);
             let mut hidden = embeddings.add(&positions);
             let dtype = embeddings.dtype();
-            let mask = causal_mask(session, batch, length, dtype, self.eager, cache.is_some());
+            let cached = cache.is_some();
+            let mask = Masking { session, batch, length, dtype, eager: self.eager, cached }.causal();
             hidden = session.scoped("drop", || hidden.dropout(self.config.embd_dropout));
             for (index, block) in self.blocks.iter().enumerate() {
                 hidden = session.scoped(&format!("h.{index}"), || {

@@ -1,0 +1,187 @@
+//! The decoder with rotary positions that most families are: what a family and its config say of it, and its passes.
+
+mod attention;
+mod config;
+mod feed_forward;
+mod layer;
+
+use std::rc::Rc;
+
+use engine::{Problem, Session, Tensor, checkpoint, release};
+use ledger::Dtype;
+
+use crate::architecture::{Architecture, Extents, WORK_OF_DECODER_LAYER};
+use crate::causal_lm::{Cache, Script, position_ids, shares_heads};
+use crate::mask::Masking;
+use crate::network::{Built, Network, Pass};
+use crate::nn::{Builder, Embedding, Linear, RmsNorm};
+use crate::rotary::Angles;
+use crate::setup::{Checkpoint, Setup};
+
+pub(crate) use config::{DecoderConfig, Defaults, HeadNorm, Windowed};
+use layer::Layer;
+
+impl Architecture for DecoderConfig {
+    fn extents(&self) -> Extents {
+        Extents {
+            layers: self.layers,
+            work: WORK_OF_DECODER_LAYER,
+            widest: self.vocab.max(self.intermediate).max(self.heads * self.head),
+            heads: self.heads,
+            positions: Some(self.max_positions),
+            learnt_positions: false,
+        }
+    }
+
+    fn attention(&self, dtype: Dtype, seq: u64) -> Vec<Problem> {
+        let problem = |mask: bool| Problem {
+            dtype,
+            head: self.head,
+            grouped: self.kv_heads < self.heads && shares_heads(mask, self.head),
+            mask,
+            dropout: self.attention_dropout > 0.0,
+        };
+        let (windowed, full) = self.windowed.among(self.layers);
+        let masked = windowed && self.masks.window.is_some_and(|window| seq >= window);
+        let mut problems = Vec::new();
+        if full || !masked {
+            problems.push(problem(false));
+        }
+        if masked {
+            problems.push(problem(true));
+        }
+        problems
+    }
+
+    fn build(&self, session: &Rc<Session>, setup: &Setup, dtype: Dtype) -> Built {
+        let mut build = Builder::new(session, dtype);
+        let attention = setup.attention_setup(self.attention_dropout);
+        let (embed_tokens, layers, norm) = build.module("model", |build| {
+            let embed_tokens = build.embedding("embed_tokens", self.vocab, self.hidden);
+            let layers = (0..self.layers)
+                .map(|index| {
+                    build.module(&format!("layers.{index}"), |build| {
+                        Rc::new(Layer::build(self, build, attention))
+                    })
+                })
+                .collect();
+            let norm = build.rms_norm("norm", self.hidden);
+            self.rotary.build(build);
+            (embed_tokens, layers, norm)
+        });
+        let lm_head = if self.tied {
+            Linear::tied("lm_head", &embed_tokens)
+        } else {
+            build.linear("lm_head", self.hidden, self.vocab, false)
+        };
+        let (parameters, buffers) = build.finish();
+        let network = Decoder {
+            config: self.clone(),
+            script: Script::new(setup),
+            checkpoint: setup.checkpoint == Checkpoint::Full,
+            eager: attention.eager,
+            embed_tokens,
+            layers,
+            norm,
+            lm_head,
+        };
+        Built { network: Box::new(network), parameters, buffers }
+    }
+}
+
+struct Decoder {
+    config: DecoderConfig,
+    script: Script,
+    checkpoint: bool,
+    eager: bool,
+    embed_tokens: Embedding,
+    layers: Vec<Rc<Layer>>,
+    norm: RmsNorm,
+    lm_head: Linear,
+}
+
+impl Decoder {
+    /// The model's forward: the last hidden state, and the cache where there is one.
+    fn model(&self, input_ids: &Tensor) -> (Tensor, Option<Cache>) {
+        let session = input_ids.session();
+        session.scoped("model", || {
+            let [batch, length] = [input_ids.size(0), input_ids.size(1)];
+            let embeddings = self.embed_tokens.forward(input_ids);
+            let config = &self.config;
+            let cache = (config.use_cache && !self.checkpoint).then(Cache::default);
+            let position_ids = position_ids(session, length);
+            let dtype = embeddings.dtype();
+            let cached = cache.is_some();
+            let masking = Masking { session, batch, length, dtype, eager: self.eager, cached };
+            let causal = config.masks.causal.then(|| masking.causal()).flatten();
+            let sliding = config.masks.window.and_then(|window| masking.sliding(window));
+            let mut hidden = embeddings.clone();
+            let angles = config.rotary.angles(session, length, dtype);
+            for (index, layer) in self.layers.iter().enumerate() {
+                let windowed = config.windowed.at(index as u64);
+                let mask = if windowed { &sliding } else { &causal };
+                let window = config.masks.window.filter(|_| windowed);
+                hidden = session.scoped(&format!("layers.{index}"), || {
+                    if !self.checkpoint {
+                        return layer.forward(
+                            &hidden,
+                            &angles,
+                            mask.as_ref(),
+                            cache.as_ref().map(|cache| (cache, window)),
+                        );
+                    }
+                    let layer = Rc::clone(layer);
+                    let kept = Kept::new(mask, &angles, &position_ids, config.position_ids_first);
+                    checkpoint(vec![hidden.clone()], move |args| {
+                        layer.forward(&args[0], &kept.angles(), kept.mask.as_ref(), None)
+                    })
+                });
+            }
+            hidden = self.norm.forward(&hidden);
+            if config.masks.by_type {
+                release!(causal, sliding, embeddings, position_ids);
+            } else {
+                release!(position_ids, embeddings, causal, sliding);
+            }
+            let Angles { cos, sin } = angles;
+            release!(sin, cos);
+            (hidden, cache)
+        })
+    }
+}
+
+/// Keyword arguments of a checkpointed layer, in the order in which they die.
+struct Kept {
+    mask: Option<Tensor>,
+    _position_ids_first: Option<Tensor>,
+    sin: Tensor,
+    cos: Tensor,
+    _position_ids_last: Option<Tensor>,
+}
+
+impl Kept {
+    fn new(mask: &Option<Tensor>, angles: &Angles, position_ids: &Tensor, position_ids_first: bool) -> Self {
+        let Angles { cos, sin } = angles.clone();
+        Self {
+            mask: mask.clone(),
+            _position_ids_first: position_ids_first.then(|| position_ids.clone()),
+            sin,
+            cos,
+            _position_ids_last: (!position_ids_first).then(|| position_ids.clone()),
+        }
+    }
+
+    fn angles(&self) -> Angles {
+        Angles { cos: self.cos.clone(), sin: self.sin.clone() }
+    }
+}
+
+impl Network for Decoder {
+    fn input(&self, session: &Rc<Session>, seq: u64) -> Tensor {
+        self.script.input(session, seq)
+    }
+
+    fn forward(&self, input_ids: &Tensor, pass: &mut Pass) {
+        self.script.forward(input_ids, pass, &self.lm_head, || self.model(input_ids));
+    }
+}
