@@ -2,11 +2,12 @@
 """Runs cases of a list of training cases on the device that is there, real or emulated, and records their memory.
 
     truth_case.py CASES.jsonl ID [--events FILE.csv[.gz]] [--snapshot FILE.pickle] [-o FILE.json] [--check]
-    truth_case.py CASES.jsonl [--jobs N] [--seconds N] [-o FILE.jsonl] [--check]
+    truth_case.py CASES.jsonl [--jobs N] [--seconds N] [--events FOLDER] [-o FILE.jsonl] [--check]
 
 A case is one line of JSON with `model` and `setup` (see `expressible` for what is understood). The answer is the case
 with a `truth` of its own, in bytes: the peaks of requested, allocated and reserved memory, and of each phase its
-maximum and its end. `--events` writes every event of the caching allocator with its step, micro-batch and phase.
+maximum and its end. `--events` writes every event of the caching allocator with its step, micro-batch and phase; of
+a whole list into a folder, NAME.csv.gz for the case s-NAME.
 `--check` compares with the `truth` the case brings and leaves with 1 when a number differs. Without an ID every case of
 the list runs, each in a process of its own, forked from one that has the libraries; after `--seconds` no other is begun.
 """
@@ -45,8 +46,10 @@ def main():
     with open(options.cases) as lines:
         cases = [json.loads(line) for line in lines]
     if options.id is None:
-        if options.events or options.snapshot:
-            sys.exit("`--events` and `--snapshot` are of one case: give its ID")
+        if options.snapshot:
+            sys.exit("`--snapshot` is of one case: give its ID")
+        if options.events:
+            os.makedirs(options.events, exist_ok=True)
         code = run_all(cases, options)
     else:
         case = next((case for case in cases if case["id"] == options.id), None)
@@ -101,7 +104,9 @@ def run_all(cases, options):
                 continue
             child = os.fork()
             if child == 0:
-                leave_with(run_one, case, argparse.Namespace(**{**vars(options), "output": part}))
+                events = options.events and os.path.join(options.events, case["id"].removeprefix("s-") + ".csv.gz")
+                own = argparse.Namespace(**{**vars(options), "output": part, "events": events})
+                leave_with(run_one, case, own)
             running[child] = case["id"]
         while running:
             code |= reap(running)
@@ -407,8 +412,9 @@ class Run:
             arguments["foreach"] = setup["optimizer_impl"] == "foreach"
         if setup["optimizer_impl"] == "fused":
             arguments.update(fused=True, foreach=None)
-        if setup["momentum"] is not None:
-            arguments["momentum"] = setup["momentum"]
+        for name in ("momentum", "nesterov", "weight_decay", "amsgrad", "capturable"):
+            if setup.get(name) is not None:
+                arguments[name] = setup[name]
         return kind([p for p in model.parameters() if p.requires_grad], **arguments)
 
     def truth(self):

@@ -45,6 +45,13 @@ pub struct CaseSetup {
     optimizer: String,
     optimizer_impl: Option<String>,
     momentum: Option<f64>,
+    #[serde(default)]
+    nesterov: bool,
+    weight_decay: Option<f64>,
+    #[serde(default)]
+    amsgrad: bool,
+    #[serde(default)]
+    capturable: bool,
     accumulate: u32,
     zero_grad: String,
     clip_grad_norm: Option<f64>,
@@ -194,6 +201,10 @@ impl Case {
                 None => None,
             },
             momentum: s.momentum.unwrap_or(0.0),
+            nesterov: s.nesterov,
+            weight_decay: s.weight_decay,
+            amsgrad: s.amsgrad,
+            capturable: s.capturable,
             accumulate: s.accumulate,
             world_size: 1,
             zero_grad: choice!("zero_grad", &s.zero_grad),

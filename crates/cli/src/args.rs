@@ -300,7 +300,7 @@ pub struct PlanArgs {
 }
 
 /// The settings of `plan`: a flag and a key of a setup file each.
-#[derive(Args, Default)]
+#[derive(Args, Clone, Default, PartialEq)]
 pub struct PlanSettings {
     /// The card [default: H100-80GB]
     #[arg(long, value_name = "NAME", help_heading = "Card")]
@@ -365,6 +365,18 @@ pub struct PlanSettings {
     /// Momentum of sgd and rmsprop [default: 0]
     #[arg(long, value_name = "X", value_parser = value::finite, help_heading = "Optimizer", allow_negative_numbers = true)]
     pub momentum: Option<f64>,
+    /// Sgd looks ahead along its momentum
+    #[arg(long, help_heading = "Optimizer")]
+    pub nesterov: bool,
+    /// Weight decay [default: the optimizer's own]
+    #[arg(long, value_name = "X", value_parser = value::finite, help_heading = "Optimizer", allow_negative_numbers = true)]
+    pub weight_decay: Option<f64>,
+    /// Adam and adamw keep the largest second moments as well
+    #[arg(long, help_heading = "Optimizer")]
+    pub amsgrad: bool,
+    /// The step can be captured in a CUDA graph: its counters are on the device
+    #[arg(long, help_heading = "Optimizer")]
+    pub capturable: bool,
     /// The largest norm of the gradients (clip_grad_norm_) [default: no clipping]
     #[arg(long, value_name = "X", value_parser = value::finite, help_heading = "Optimizer", allow_negative_numbers = true)]
     pub clip_grad_norm: Option<f64>,
@@ -378,7 +390,7 @@ pub struct PlanSettings {
 }
 
 /// The dtype of an autocast region, or none.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Autocast(pub Option<Dtype>);
 
 impl PlanSettings {
@@ -407,6 +419,10 @@ impl PlanSettings {
             optimizer: self.optimizer.or(file.optimizer),
             optimizer_impl: self.optimizer_impl.or(file.optimizer_impl),
             momentum: self.momentum.or(file.momentum),
+            nesterov: self.nesterov || file.nesterov,
+            weight_decay: self.weight_decay.or(file.weight_decay),
+            amsgrad: self.amsgrad || file.amsgrad,
+            capturable: self.capturable || file.capturable,
             clip_grad_norm: self.clip_grad_norm.or(file.clip_grad_norm),
             zero_grad: self.zero_grad.or(file.zero_grad),
             torch: self.torch.or(file.torch),

@@ -3,36 +3,80 @@
 //! Its keys become flags and are read as such, so that a value means the same in both places and
 //! there is one list of settings. What the command line says itself is left out of the file.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::fmt;
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Arg, Args as _, Command, FromArgMatches as _};
+use toml::Spanned;
+use vramledger::models::Contradiction;
 
 use crate::args::PlanSettings;
 
-/// The settings of `given`, and from the file at `path` those that it does not give.
-pub fn read(path: &Path, given: &PlanSettings) -> Result<PlanSettings> {
+/// Where a setting comes from.
+pub struct Place {
+    key: String,
+    line: usize,
+    file: String,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` in line {} of `{}`", self.key, self.line, self.file)
+    }
+}
+
+/// The settings of `given`, and from the file at `path` those that it does not give, with their places.
+pub fn read(path: &Path, given: &PlanSettings) -> Result<(PlanSettings, Vec<Place>)> {
     let name = path.display();
     let text = fs::read_to_string(path).with_context(|| format!("failed to read `{name}`"))?;
-    let table: toml::Table = text.parse().with_context(|| format!("`{name}` is not TOML"))?;
-    let command =
-        PlanSettings::augment_args(Command::new("setup").no_binary_name(true).disable_help_flag(true));
-    let mut words: Vec<OsString> = Vec::new();
+    let table: BTreeMap<Spanned<String>, toml::Value> =
+        toml::from_str(&text).with_context(|| format!("`{name}` is not TOML"))?;
+    let (mut words, mut places) = (Vec::new(), Vec::new());
     for (key, value) in &table {
-        if !command.get_arguments().any(|known| known.get_long() == Some(key)) {
+        let line = text[..key.span().start].matches('\n').count() + 1;
+        let (key, file) = (key.get_ref().clone(), name.to_string());
+        let command = command();
+        if !command.get_arguments().any(|known| known.get_long() == Some(&key)) {
             bail!("`{name}` has an unknown key `{key}`; the keys are {}", keys(&command));
         }
-        words.extend(flag(key, value).with_context(|| format!("`{key}` in `{name}`"))?);
+        let place = Place { key, line, file };
+        let flag = flag(&place.key, value).with_context(|| place.to_string())?;
+        let alone = parse(flag.clone()).with_context(|| place.to_string())?;
+        if given.over(alone) != *given {
+            places.push(place);
+        }
+        words.extend(flag);
     }
-    let parsed = command.try_get_matches_from(words).and_then(|found| PlanSettings::from_arg_matches(&found));
-    let file = parsed.map_err(|refused| {
+    let file = parse(words).with_context(|| format!("`{name}` is no setup"))?;
+    Ok((given.over(file), places))
+}
+
+/// `contradiction` as the error of a command, with the `places` of what is in it.
+pub fn refuse(contradiction: Contradiction, places: &[Place]) -> anyhow::Error {
+    let Contradiction { settings, mut sentence } = contradiction;
+    let of_it = places.iter().filter(|place| settings.contains(&place.key.as_str()));
+    let of_it: Vec<String> = of_it.map(ToString::to_string).collect();
+    if !of_it.is_empty() {
+        sentence = format!("{sentence} ({})", of_it.join(", "));
+    }
+    anyhow::anyhow!(sentence)
+}
+
+fn command() -> Command {
+    PlanSettings::augment_args(Command::new("setup").no_binary_name(true).disable_help_flag(true))
+}
+
+fn parse(words: Vec<OsString>) -> Result<PlanSettings> {
+    let found = command().try_get_matches_from(words);
+    found.and_then(|found| PlanSettings::from_arg_matches(&found)).map_err(|refused| {
         let text = refused.to_string();
         let sentence = text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned();
-        anyhow::anyhow!(sentence).context(format!("`{name}` is no setup"))
-    })?;
-    Ok(given.over(file))
+        anyhow::anyhow!(sentence)
+    })
 }
 
 /// A key and its value as words of a command line.

@@ -3,6 +3,7 @@
 mod architecture;
 mod causal_lm;
 mod config;
+mod contradiction;
 mod decoder;
 mod families;
 mod gpus;
@@ -17,6 +18,7 @@ mod run;
 mod setup;
 mod train;
 
+pub use contradiction::Contradiction;
 pub use gpus::{GPUS, Gpu};
 pub use presets::{PRESETS, Preset};
 pub use run::{Flops, Model, Parameters, PlanError, Run};

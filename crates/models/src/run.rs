@@ -139,6 +139,9 @@ impl Model {
         if setup.batch == 0 || setup.accumulate == 0 || setup.steps == 0 || setup.world_size == 0 {
             return refuse("batch, accumulate, steps and world-size must be at least 1".into());
         }
+        if let Some(contradiction) = setup.contradiction() {
+            return refuse(contradiction.sentence);
+        }
         if setup.seqs.contains(&0) {
             return refuse("a sequence has at least one token".into());
         }

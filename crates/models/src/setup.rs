@@ -137,6 +137,14 @@ pub struct Setup {
     pub optimizer_impl: Option<OptimizerImpl>,
     /// Momentum of SGD and RMSprop.
     pub momentum: f64,
+    /// SGD looks ahead along its momentum.
+    pub nesterov: bool,
+    /// Weight decay; none: what the optimizer takes by itself.
+    pub weight_decay: Option<f64>,
+    /// Adam keeps the largest second moments as well.
+    pub amsgrad: bool,
+    /// The optimizer's step can be captured in a CUDA graph: its counters are on the device.
+    pub capturable: bool,
     /// Micro-batches of one step.
     pub accumulate: u32,
     /// Data-parallel ranks: enters the effective batch.
@@ -168,6 +176,10 @@ impl Default for Setup {
             optimizer: Optimizer::AdamW,
             optimizer_impl: None,
             momentum: 0.0,
+            nesterov: false,
+            weight_decay: None,
+            amsgrad: false,
+            capturable: false,
             accumulate: 1,
             world_size: 1,
             zero_grad: ZeroGrad::SetToNone,
@@ -187,6 +199,14 @@ impl Setup {
             0 => 0,
             count => self.seqs[(step as usize - 1) % count],
         }
+    }
+
+    /// Weight decay, the optimizer's own where none is set.
+    pub(crate) fn weight_decay(&self) -> f64 {
+        self.weight_decay.unwrap_or(match self.optimizer {
+            Optimizer::AdamW => 0.01,
+            _ => 0.0,
+        })
     }
 
     /// The kernel sdpa is held to; none: PyTorch's choice.

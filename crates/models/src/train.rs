@@ -7,7 +7,7 @@ use ledger::{Device, DeviceKind, Phase};
 
 use crate::gpus::Gpu;
 use crate::network::{Built, Pass};
-use crate::optim::{Optimizer, default_implementation};
+use crate::optim::{Form, Optimizer, clip_grad_norm};
 use crate::run::{Flops, Parameters, Run};
 use crate::setup::{Setup, Torch, ZeroGrad};
 
@@ -60,9 +60,7 @@ pub(crate) fn train(
         trainable: model.parameters.iter().map(engine::Tensor::numel).sum(),
         bytes: model.parameters.iter().map(engine::Tensor::nbytes).sum(),
     };
-    let implementation = setup.optimizer_impl.unwrap_or(default_implementation(setup.optimizer));
-    let mut optimizer =
-        Optimizer::new(setup.optimizer, implementation, setup.momentum, model.parameters.clone());
+    let mut optimizer = Optimizer::new(Form::new(setup), &model.parameters);
     let mut pass = Pass::default();
     let mut input = None;
     for step in 1..=setup.steps {
@@ -86,7 +84,7 @@ pub(crate) fn train(
         session.mark(step, None, Phase::UPDATE);
         session.with_grad(false, || {
             if setup.clip_grad_norm.is_some() {
-                optimizer.clip_grad_norm();
+                clip_grad_norm(&model.parameters);
             }
             optimizer.step();
             if setup.zero_grad == ZeroGrad::SetToNone {

@@ -57,11 +57,12 @@ fn setups() -> impl Strategy<Value = Setup> {
         select(Optimizer::ALL),
         select(OptimizerImpl::ALL),
         select(ZeroGrad::ALL),
-        select(vec![0.0, 0.9]),
+        (select(vec![0.0, 0.9]), select(vec![None, Some(0.1)]), any::<[bool; 3]>()),
     );
     (numbers, words).prop_map(|((batch, seqs, accumulate, keep_outputs, clip), words)| {
-        let (dtype, autocast, attention, kernel, checkpoint, optimizer, form, zero_grad, momentum) = words;
-        Setup {
+        let (dtype, autocast, attention, kernel, checkpoint, optimizer, form, zero_grad, hyper) = words;
+        let (momentum, weight_decay, [nesterov, amsgrad, capturable]) = hyper;
+        let setup = Setup {
             batch,
             seqs,
             dtype: Some(dtype),
@@ -72,12 +73,20 @@ fn setups() -> impl Strategy<Value = Setup> {
             optimizer,
             optimizer_impl: Some(form),
             momentum,
+            nesterov,
+            weight_decay,
+            amsgrad,
+            capturable,
             accumulate,
             zero_grad,
             clip_grad_norm: clip.then_some(1.0),
             keep_outputs,
             ..Setup::default()
+        };
+        if setup.contradiction().is_none() {
+            return setup;
         }
+        Setup { optimizer_impl: None, nesterov: false, amsgrad: false, capturable: false, ..setup }
     })
 }
 

@@ -221,7 +221,7 @@ fn others(question: &PlanQuestion<'_>, accumulate: u32, fp32: bool) -> Vec<Other
     if adam {
         with("--optimizer adafactor".into(), Moves::All, &|other| {
             other.optimizer = Optimizer::Adafactor;
-            other.optimizer_impl = None;
+            (other.optimizer_impl, other.amsgrad, other.capturable) = (None, false, false);
         });
     }
     if let [seq] = setup.seqs[..]

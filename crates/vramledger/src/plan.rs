@@ -110,6 +110,9 @@ fn check(question: &PlanQuestion<'_>) -> Result<(), Error> {
     if !(setup.momentum.is_finite() && setup.momentum >= 0.0) {
         return Err(Error::out_of_range("--momentum", "0 or more", setup.momentum));
     }
+    if let Some(decay) = setup.weight_decay.filter(|decay| !(decay.is_finite() && *decay >= 0.0)) {
+        return Err(Error::out_of_range("--weight-decay", "0 or more", decay));
+    }
     if let Some(norm) = setup.clip_grad_norm.filter(|norm| !(norm.is_finite() && *norm > 0.0)) {
         return Err(Error::out_of_range("--clip-grad-norm", "more than 0", norm));
     }
@@ -189,6 +192,10 @@ fn subject(question: &PlanQuestion<'_>) -> Map<String, Value> {
             "optimizer": setup.optimizer.as_str(),
             "optimizer_impl": setup.optimizer_impl.map(models::OptimizerImpl::as_str),
             "momentum": setup.momentum,
+            "nesterov": setup.nesterov,
+            "weight_decay": setup.weight_decay,
+            "amsgrad": setup.amsgrad,
+            "capturable": setup.capturable,
             "accumulate": setup.accumulate,
             "world_size": setup.world_size,
             "zero_grad": setup.zero_grad.as_str(),

@@ -11,17 +11,21 @@ use crate::{failure, output, setup_file};
 
 /// Answers `plan`.
 pub fn run(args: PlanArgs, common: &Common) -> Result<Exit> {
-    let settings = match &args.setup {
+    let (settings, places) = match &args.setup {
         Some(path) => setup_file::read(path, &args.settings)?,
-        None => args.settings,
+        None => (args.settings, Vec::new()),
     };
+    let setup = setup(&settings);
+    if let Some(contradiction) = setup.contradiction() {
+        return Err(setup_file::refuse(contradiction, &places));
+    }
     let model = vramledger::load_model(&args.model)?;
     let mut gpu =
         vramledger::find_gpu(settings.gpu.as_deref().unwrap_or(vramledger::models::GPUS[0].name))?.clone();
     gpu.capacity = settings.capacity.unwrap_or(gpu.capacity);
     let question = PlanQuestion {
         model: &model,
-        setup: setup(&settings),
+        setup,
         gpu,
         context: settings.context.unwrap_or(vramledger::CONTEXT),
         alloc_conf: settings.alloc_conf.clone().unwrap_or_default(),
@@ -56,6 +60,10 @@ fn setup(settings: &PlanSettings) -> Setup {
         optimizer: settings.optimizer.unwrap_or(usual.optimizer),
         optimizer_impl: settings.optimizer_impl.or(usual.optimizer_impl),
         momentum: settings.momentum.unwrap_or(usual.momentum),
+        nesterov: settings.nesterov,
+        weight_decay: settings.weight_decay.or(usual.weight_decay),
+        amsgrad: settings.amsgrad,
+        capturable: settings.capturable,
         accumulate: settings.accumulate.unwrap_or(usual.accumulate),
         world_size: settings.world_size.unwrap_or(usual.world_size),
         zero_grad: settings.zero_grad.unwrap_or(usual.zero_grad),

@@ -131,7 +131,34 @@ fn a_setup_file_with_an_unknown_key_or_a_wrong_value_is_refused() {
     assert!(refused("optimizer = \"nix\"").contains("'nix'"));
     assert!(refused("batch = { a = 1 }").contains("a text or a number"));
     assert!(refused("model = \"gpt2\"").contains("unknown key `model`"));
+    assert!(refused("\nsteps = 1\nbatch = 0").starts_with("error: `batch` in line 3 of `setup.toml`"));
     refused("batch = ");
+}
+
+#[test]
+fn settings_that_rule_each_other_out_are_named_with_their_places() {
+    for (setup, sentence) in [
+        ("--optimizer sgd --nesterov", "`--nesterov` needs `--momentum` above 0"),
+        ("--nesterov --momentum 0.9", "`--nesterov` is of sgd, not of adamw"),
+        ("--optimizer sgd --amsgrad", "`--amsgrad` is of adam and adamw, not of sgd"),
+        ("--optimizer sgd --capturable", "`--capturable` is of adam, adamw and rmsprop, not of sgd"),
+        (
+            "--optimizer rmsprop --optimizer-impl fused",
+            "`--optimizer-impl fused`: rmsprop is foreach or for-loop",
+        ),
+        ("--weight-decay -1", "`--weight-decay` must be 0 or more, not -1"),
+    ] {
+        assert_eq!(run(&format!("plan gpt2 --seq 16 {setup}")).sentence(), sentence);
+    }
+    let folder = Folder::new().with("setup.toml", "optimizer = \"sgd\"\n# ahead\nnesterov = true\n");
+    assert_eq!(
+        folder.run("plan gpt2 --setup setup.toml").sentence(),
+        "`--nesterov` needs `--momentum` above 0 (`nesterov` in line 3 of `setup.toml`)"
+    );
+    assert_eq!(
+        folder.run("plan gpt2 --setup setup.toml --optimizer adam").sentence(),
+        "`--nesterov` is of sgd, not of adam (`nesterov` in line 3 of `setup.toml`)"
+    );
 }
 
 #[test]

@@ -1,0 +1,77 @@
+//! Settings that rule each other out.
+
+use crate::setup::{Optimizer, OptimizerImpl, Setup};
+
+/// Why no run can have a setup.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Contradiction {
+    /// The settings that rule each other out, under their names on the command line.
+    pub settings: Vec<&'static str>,
+    /// What is wrong, with the settings named.
+    pub sentence: String,
+}
+
+impl Optimizer {
+    /// The implementation torch picks on CUDA.
+    pub(crate) const fn default_implementation(self) -> OptimizerImpl {
+        match self {
+            Self::Adafactor => OptimizerImpl::ForLoop,
+            _ => OptimizerImpl::Foreach,
+        }
+    }
+
+    /// The implementations there are.
+    const fn implementations(self) -> &'static [OptimizerImpl] {
+        match self {
+            Self::Sgd | Self::Adam | Self::AdamW | Self::Adagrad => OptimizerImpl::ALL,
+            Self::RmsProp | Self::Adafactor => &[OptimizerImpl::Foreach, OptimizerImpl::ForLoop],
+        }
+    }
+
+    const fn has_amsgrad(self) -> bool {
+        matches!(self, Self::Adam | Self::AdamW)
+    }
+
+    const fn is_capturable(self) -> bool {
+        matches!(self, Self::Adam | Self::AdamW | Self::RmsProp)
+    }
+}
+
+impl Setup {
+    /// The first two settings that rule each other out, where there are any.
+    pub fn contradiction(&self) -> Option<Contradiction> {
+        let optimizer = self.optimizer.as_str();
+        let no = |settings: &[&'static str], sentence: String| {
+            Some(Contradiction { settings: settings.to_vec(), sentence })
+        };
+        if let Some(form) =
+            self.optimizer_impl.filter(|form| !self.optimizer.implementations().contains(form))
+        {
+            let there = self.optimizer.implementations().iter().map(|form| form.as_str());
+            let there = there.collect::<Vec<_>>().join(" or ");
+            return no(
+                &["optimizer-impl", "optimizer"],
+                format!("`--optimizer-impl {}`: {optimizer} is {there}", form.as_str()),
+            );
+        }
+        if self.nesterov && self.optimizer != Optimizer::Sgd {
+            return no(&["nesterov", "optimizer"], format!("`--nesterov` is of sgd, not of {optimizer}"));
+        }
+        if self.nesterov && self.momentum == 0.0 {
+            return no(&["nesterov", "momentum"], "`--nesterov` needs `--momentum` above 0".into());
+        }
+        if self.amsgrad && !self.optimizer.has_amsgrad() {
+            return no(
+                &["amsgrad", "optimizer"],
+                format!("`--amsgrad` is of adam and adamw, not of {optimizer}"),
+            );
+        }
+        if self.capturable && !self.optimizer.is_capturable() {
+            return no(
+                &["capturable", "optimizer"],
+                format!("`--capturable` is of adam, adamw and rmsprop, not of {optimizer}"),
+            );
+        }
+        None
+    }
+}

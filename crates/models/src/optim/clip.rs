@@ -1,0 +1,35 @@
+//! `torch.nn.utils.clip_grad_norm_` with foreach.
+
+use engine::{Tensor, release};
+use ledger::{Category, Dtype};
+
+use super::List;
+
+/// Clips the gradients of `parameters`.
+pub(crate) fn clip_grad_norm(parameters: &[Tensor]) {
+    let grads: Vec<Tensor> = parameters.iter().filter_map(Tensor::grad).collect();
+    let Some(first) = grads.first() else { return };
+    let session = first.session();
+    let (count, dtype) = (grads.len() as u64, first.dtype());
+    let bytes = |what, size| Tensor::of_category(session, what, Category::Temporary, [size], Dtype::Uint8);
+    let chunks = grads.iter().map(|grad| grad.numel().div_ceil(65_536));
+    let (addresses, partials) = if session.profile.listed_norms {
+        let addresses = bytes("clip_grad_norm.addresses", (count + 1) * 8);
+        (Some(addresses), bytes("clip_grad_norm.partials", 4 * chunks.sum::<u64>()))
+    } else {
+        (None, bytes("clip_grad_norm.partials", 4 * count * chunks.max().unwrap_or(0)))
+    };
+    let scalar = |what| Tensor::of_category(session, what, Category::Temporary, [], dtype);
+    let norms: List = grads.iter().map(|_| scalar("clip_grad_norm.norm")).collect();
+    release!(partials, addresses);
+    let stacked = Tensor::of_category(session, "clip_grad_norm.stack", Category::Temporary, [count], dtype);
+    let total = scalar("clip_grad_norm.total");
+    release!(stacked);
+    release!(norms);
+    let shifted = scalar("clip_grad_norm.coefficient");
+    let reciprocal = scalar("clip_grad_norm.coefficient");
+    let coefficient = scalar("clip_grad_norm.coefficient");
+    release!(reciprocal, shifted);
+    let clamped = scalar("clip_grad_norm.coefficient");
+    release!(coefficient, clamped, total);
+}
