@@ -238,15 +238,19 @@ class Run:
         add("parameter", self.model.parameters())
         add("buffer", self.model.buffers())
         add("gradient", (p.grad for p in self.model.parameters() if p.grad is not None))
-        state = self.optimizer.state.values() if getattr(self, "optimizer", None) else ()
-        add("optimizer_state", (v for s in state for v in s.values() if self.torch.is_tensor(v)))
+        states = (s for optimizer in getattr(self, "optimizers", ()) for s in optimizer.state.values())
+        add("optimizer_state", (v for s in states for v in s.values() if self.torch.is_tensor(v)))
         return {**sums, "rest": total - sum(sums.values())}
 
     def train(self):
         torch, setup = self.torch, self.setup
         self.enter(0, None, "load")
         self.model = model = self.load()
-        self.optimizer = optimizer = self.make_optimizer(model)
+        trainable = [p for p in model.parameters() if p.requires_grad]
+        if setup.get("optimizer_in_backward"):
+            self.optimizers = self.step_in_backward(trainable)
+        else:
+            self.optimizers = [self.make_optimizer(trainable)]
         self.leave()
         lengths = setup.get("seqs") or [setup["seq"]]
         accumulate = setup["accumulate"]
@@ -282,8 +286,10 @@ class Run:
             self.enter(step, None, "update")
             if setup["clip_grad_norm"] is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), setup["clip_grad_norm"])
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=setup["zero_grad"] == "set-to-none")
+            if not setup.get("optimizer_in_backward"):
+                for optimizer in self.optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad(set_to_none=setup["zero_grad"] == "set-to-none")
             self.leave()
         self.keep_recording()
 
@@ -397,7 +403,19 @@ class Run:
             arguments["reshard_after_forward"] = parallel["root_reshard_after_forward"]
         fully_shard(model, **arguments)
 
-    def make_optimizer(self, model):
+    def step_in_backward(self, parameters):
+        """An optimizer for each parameter, which steps as soon as the gradient is there and lets go of it."""
+        own = {parameter: self.make_optimizer([parameter]) for parameter in parameters}
+
+        def update(parameter):
+            own[parameter].step()
+            own[parameter].zero_grad()
+
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(update)
+        return own.values()
+
+    def make_optimizer(self, parameters):
         optim, setup = self.torch.optim, self.setup
         kind = {
             "adam": optim.Adam,
@@ -415,7 +433,7 @@ class Run:
         for name in ("momentum", "nesterov", "weight_decay", "amsgrad", "capturable"):
             if setup.get(name) is not None:
                 arguments[name] = setup[name]
-        return kind([p for p in model.parameters() if p.requires_grad], **arguments)
+        return kind(parameters, **arguments)
 
     def truth(self):
         torch = self.torch

@@ -52,6 +52,8 @@ pub struct CaseSetup {
     amsgrad: bool,
     #[serde(default)]
     capturable: bool,
+    #[serde(default)]
+    optimizer_in_backward: bool,
     accumulate: u32,
     zero_grad: String,
     clip_grad_norm: Option<f64>,
@@ -205,6 +207,7 @@ impl Case {
             weight_decay: s.weight_decay,
             amsgrad: s.amsgrad,
             capturable: s.capturable,
+            optimizer_in_backward: s.optimizer_in_backward,
             accumulate: s.accumulate,
             world_size: 1,
             zero_grad: choice!("zero_grad", &s.zero_grad),

@@ -377,6 +377,9 @@ pub struct PlanSettings {
     /// The step can be captured in a CUDA graph: its counters are on the device
     #[arg(long, help_heading = "Optimizer")]
     pub capturable: bool,
+    /// An optimizer for each parameter, which steps in backward and lets go of the gradient at once
+    #[arg(long, help_heading = "Optimizer")]
+    pub optimizer_in_backward: bool,
     /// The largest norm of the gradients (clip_grad_norm_) [default: no clipping]
     #[arg(long, value_name = "X", value_parser = value::finite, help_heading = "Optimizer", allow_negative_numbers = true)]
     pub clip_grad_norm: Option<f64>,
@@ -423,6 +426,7 @@ impl PlanSettings {
             weight_decay: self.weight_decay.or(file.weight_decay),
             amsgrad: self.amsgrad || file.amsgrad,
             capturable: self.capturable || file.capturable,
+            optimizer_in_backward: self.optimizer_in_backward || file.optimizer_in_backward,
             clip_grad_norm: self.clip_grad_norm.or(file.clip_grad_norm),
             zero_grad: self.zero_grad.or(file.zero_grad),
             torch: self.torch.or(file.torch),

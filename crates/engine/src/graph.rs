@@ -323,26 +323,29 @@ fn accumulate(slot: &mut Option<Tensor>, new: Tensor) {
     };
 }
 
-/// The gradient of a leaf: stolen where nothing else holds it and its layout is the leaf's, copied
-/// otherwise, added in place where there is one already.
+/// Adds a gradient to the leaf's and runs the leaf's hook; what came lives until the hook has returned.
 fn accumulate_leaf(leaf: &Tensor, grads: InputBuffer) {
     let Some(gradient) = grads.into_iter().next().flatten() else { return };
-    if leaf.grad().is_some() {
-        drop(gradient);
-        return;
+    if leaf.grad().is_none() {
+        keep_gradient(leaf, &gradient);
     }
+    if let Some(hook) = leaf.accumulated_hook() {
+        hook();
+    }
+    drop(gradient);
+}
+
+/// The first gradient of a leaf: stolen where nothing else holds it and its layout is the leaf's, copied
+/// otherwise.
+fn keep_gradient(leaf: &Tensor, gradient: &Tensor) {
     let same_layout = (0..leaf.shape().len())
         .all(|dim| leaf.shape()[dim] == 1 || leaf.strides()[dim] == gradient.strides()[dim]);
     let kept = if gradient.handles() == 1 && same_layout {
-        let kept = gradient.detach();
-        drop(gradient);
-        kept
+        gradient.detach()
     } else {
-        let copy = leaf.session().with_category(Category::Gradient, || {
+        leaf.session().with_category(Category::Gradient, || {
             Tensor::strided(leaf.session(), "grad", leaf.shape(), leaf.strides(), gradient.dtype())
-        });
-        drop(gradient);
-        copy
+        })
     };
     if let (Some(object), Some(like)) = (kept.object(), leaf.object()) {
         leaf.session().relabel(object, like, Category::Gradient);

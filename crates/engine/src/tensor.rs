@@ -31,6 +31,7 @@ struct Autograd {
     function: Option<Edge>,
     accumulator: Weak<Node>,
     grad: Option<Tensor>,
+    accumulated: Option<Rc<dyn Fn()>>,
 }
 
 struct Inner {
@@ -280,6 +281,17 @@ impl Tensor {
     /// The accumulated gradient of a leaf.
     pub fn grad(&self) -> Option<Self> {
         self.0.autograd.borrow().grad.clone()
+    }
+
+    /// Runs `hook` whenever a gradient has been accumulated (`register_post_accumulate_grad_hook`), or
+    /// nothing any more.
+    pub fn on_accumulated(&self, hook: Option<Rc<dyn Fn()>>) {
+        let old = std::mem::replace(&mut self.0.autograd.borrow_mut().accumulated, hook);
+        drop(old);
+    }
+
+    pub(crate) fn accumulated_hook(&self) -> Option<Rc<dyn Fn()>> {
+        self.0.autograd.borrow().accumulated.clone()
     }
 
     /// Replaces the accumulated gradient.

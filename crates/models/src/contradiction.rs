@@ -1,6 +1,6 @@
 //! Settings that rule each other out.
 
-use crate::setup::{Optimizer, OptimizerImpl, Setup};
+use crate::setup::{Optimizer, OptimizerImpl, Setup, ZeroGrad};
 
 /// Why no run can have a setup.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,6 +71,21 @@ impl Setup {
                 &["capturable", "optimizer"],
                 format!("`--capturable` is of adam, adamw and rmsprop, not of {optimizer}"),
             );
+        }
+        if self.optimizer_in_backward {
+            let because = "an update in backward lets go of each gradient as soon as it is there";
+            if self.accumulate > 1 {
+                return no(&["optimizer-in-backward", "accumulate"], format!("`--accumulate`: {because}"));
+            }
+            if self.clip_grad_norm.is_some() {
+                return no(
+                    &["optimizer-in-backward", "clip-grad-norm"],
+                    format!("`--clip-grad-norm`: {because}"),
+                );
+            }
+            if self.zero_grad == ZeroGrad::Keep {
+                return no(&["optimizer-in-backward", "zero-grad"], format!("`--zero-grad keep`: {because}"));
+            }
         }
         None
     }

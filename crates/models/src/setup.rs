@@ -145,6 +145,9 @@ pub struct Setup {
     pub amsgrad: bool,
     /// The optimizer's step can be captured in a CUDA graph: its counters are on the device.
     pub capturable: bool,
+    /// Each parameter has an optimizer of its own, which steps in backward as soon as the gradient is
+    /// there and lets go of it (`register_post_accumulate_grad_hook`).
+    pub optimizer_in_backward: bool,
     /// Micro-batches of one step.
     pub accumulate: u32,
     /// Data-parallel ranks: enters the effective batch.
@@ -180,6 +183,7 @@ impl Default for Setup {
             weight_decay: None,
             amsgrad: false,
             capturable: false,
+            optimizer_in_backward: false,
             accumulate: 1,
             world_size: 1,
             zero_grad: ZeroGrad::SetToNone,

@@ -1,8 +1,9 @@
 //! The training loop: load, then steps of forward, backward and update.
 
+use std::cell::RefCell;
 use std::rc::Rc;
 
-use engine::{Hardware, Profile, Session, backward};
+use engine::{Hardware, Profile, Session, Tensor, backward};
 use ledger::{Device, DeviceKind, Phase};
 
 use crate::gpus::Gpu;
@@ -56,11 +57,11 @@ pub(crate) fn train(
     session.mark(0, None, Phase::LOAD);
     let model = session.with_grad(false, build);
     let parameters = Parameters {
-        total: model.parameters.iter().map(engine::Tensor::numel).sum(),
-        trainable: model.parameters.iter().map(engine::Tensor::numel).sum(),
-        bytes: model.parameters.iter().map(engine::Tensor::nbytes).sum(),
+        total: model.parameters.iter().map(Tensor::numel).sum(),
+        trainable: model.parameters.iter().map(Tensor::numel).sum(),
+        bytes: model.parameters.iter().map(Tensor::nbytes).sum(),
     };
-    let mut optimizer = Optimizer::new(Form::new(setup), &model.parameters);
+    let mut update = Update::new(setup, &model.parameters);
     let mut pass = Pass::default();
     let mut input = None;
     for step in 1..=setup.steps {
@@ -82,19 +83,17 @@ pub(crate) fn train(
             }
         }
         session.mark(step, None, Phase::UPDATE);
-        session.with_grad(false, || {
-            if setup.clip_grad_norm.is_some() {
-                clip_grad_norm(&model.parameters);
-            }
-            optimizer.step();
-            if setup.zero_grad == ZeroGrad::SetToNone {
-                optimizer.zero_grad();
-            }
-        });
+        if setup.clip_grad_norm.is_some() {
+            session.with_grad(false, || clip_grad_norm(&model.parameters));
+        }
+        session.with_grad(false, || update.run(setup.zero_grad));
     }
     let counted = session.flops();
     let steps = u64::from(setup.steps.max(1));
     let tape = session.take_tape();
+    for parameter in &model.parameters {
+        parameter.on_accumulated(None);
+    }
     drop((input, model.buffers));
     session.release();
     let flops = Flops {
@@ -104,4 +103,37 @@ pub(crate) fn train(
         update: counted.update / steps,
     };
     Run { tape, parameters, flops, assumptions }
+}
+
+/// When the optimizer steps.
+enum Update {
+    /// After backward, over all parameters.
+    Phase(Optimizer),
+    /// In backward, an optimizer a parameter.
+    InBackward,
+}
+
+impl Update {
+    fn new(setup: &Setup, parameters: &[Tensor]) -> Self {
+        let form = Form::new(setup);
+        if !setup.optimizer_in_backward {
+            return Self::Phase(Optimizer::new(form, parameters));
+        }
+        for parameter in parameters {
+            let own = RefCell::new(Optimizer::new(form, std::slice::from_ref(parameter)));
+            parameter.on_accumulated(Some(Rc::new(move || {
+                own.borrow_mut().step();
+                own.borrow().zero_grad();
+            })));
+        }
+        Self::InBackward
+    }
+
+    fn run(&mut self, zero_grad: ZeroGrad) {
+        let Self::Phase(optimizer) = self else { return };
+        optimizer.step();
+        if zero_grad == ZeroGrad::SetToNone {
+            optimizer.zero_grad();
+        }
+    }
 }

@@ -57,11 +57,11 @@ fn setups() -> impl Strategy<Value = Setup> {
         select(Optimizer::ALL),
         select(OptimizerImpl::ALL),
         select(ZeroGrad::ALL),
-        (select(vec![0.0, 0.9]), select(vec![None, Some(0.1)]), any::<[bool; 3]>()),
+        (select(vec![0.0, 0.9]), select(vec![None, Some(0.1)]), any::<[bool; 4]>()),
     );
     (numbers, words).prop_map(|((batch, seqs, accumulate, keep_outputs, clip), words)| {
         let (dtype, autocast, attention, kernel, checkpoint, optimizer, form, zero_grad, hyper) = words;
-        let (momentum, weight_decay, [nesterov, amsgrad, capturable]) = hyper;
+        let (momentum, weight_decay, [nesterov, amsgrad, capturable, optimizer_in_backward]) = hyper;
         let setup = Setup {
             batch,
             seqs,
@@ -77,6 +77,7 @@ fn setups() -> impl Strategy<Value = Setup> {
             weight_decay,
             amsgrad,
             capturable,
+            optimizer_in_backward,
             accumulate,
             zero_grad,
             clip_grad_norm: clip.then_some(1.0),
@@ -86,7 +87,8 @@ fn setups() -> impl Strategy<Value = Setup> {
         if setup.contradiction().is_none() {
             return setup;
         }
-        Setup { optimizer_impl: None, nesterov: false, amsgrad: false, capturable: false, ..setup }
+        let plain = Setup { nesterov: false, amsgrad: false, capturable: false, ..setup };
+        Setup { optimizer_impl: None, optimizer_in_backward: false, ..plain }
     })
 }
 

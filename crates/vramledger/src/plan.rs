@@ -196,6 +196,7 @@ fn subject(question: &PlanQuestion<'_>) -> Map<String, Value> {
             "weight_decay": setup.weight_decay,
             "amsgrad": setup.amsgrad,
             "capturable": setup.capturable,
+            "optimizer_in_backward": setup.optimizer_in_backward,
             "accumulate": setup.accumulate,
             "world_size": setup.world_size,
             "zero_grad": setup.zero_grad.as_str(),

@@ -64,6 +64,7 @@ fn setup(settings: &PlanSettings) -> Setup {
         weight_decay: settings.weight_decay.or(usual.weight_decay),
         amsgrad: settings.amsgrad,
         capturable: settings.capturable,
+        optimizer_in_backward: settings.optimizer_in_backward,
         accumulate: settings.accumulate.unwrap_or(usual.accumulate),
         world_size: settings.world_size.unwrap_or(usual.world_size),
         zero_grad: settings.zero_grad.unwrap_or(usual.zero_grad),
