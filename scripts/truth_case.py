@@ -301,7 +301,10 @@ class Run:
 
     @property
     def dtype(self):
-        return getattr(self.torch, {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[self.setup["dtype"]])
+        return self.named(self.setup["dtype"])
+
+    def named(self, dtype):
+        return getattr(self.torch, {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[dtype])
 
     def attention(self):
         """The forced attention kernel, as a context for the whole run: a checkpoint recomputes in backward."""
@@ -363,6 +366,11 @@ class Run:
                         task_type="CAUSAL_LM",
                     ),
                 )
+            if lora.get("dtype"):
+                dtype = self.named(lora["dtype"])
+                for parameter in model.parameters():
+                    if parameter.requires_grad:
+                        parameter.data = parameter.data.to(dtype)
         model.train()
         self.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
         parallel = setup["parallel"] or {"kind": None}

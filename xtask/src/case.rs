@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use ledger::{Bytes, Dtype};
-use models::{GPUS, Gpu, Model, Setup};
+use models::{GPUS, Gpu, Lora, Model, Setup};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -61,10 +61,41 @@ pub struct CaseSetup {
     /// `PYTORCH_CUDA_ALLOC_CONF`.
     pub alloc_conf: String,
     parallel: Option<Value>,
-    lora: Option<Value>,
+    lora: Option<CaseLora>,
     leak: Option<Value>,
     #[serde(default)]
     keep_outputs: bool,
+}
+
+/// The adapters of a case.
+#[derive(Clone, Debug, Deserialize)]
+struct CaseLora {
+    r: u64,
+    dropout: f64,
+    target_modules: CaseTargets,
+    dtype: Option<String>,
+}
+
+/// The layers that are adapted: a word, or names.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+enum CaseTargets {
+    Word(String),
+    Names(Vec<String>),
+}
+
+impl CaseLora {
+    fn lora(&self) -> Result<Lora> {
+        Ok(Lora {
+            rank: self.r,
+            targets: match &self.target_modules {
+                CaseTargets::Word(word) => vec![word.clone()],
+                CaseTargets::Names(names) => names.clone(),
+            },
+            dropout: self.dropout,
+            dtype: self.dtype.as_deref().map_or(Ok(Dtype::Fp32), dtype)?,
+        })
+    }
 }
 
 /// What was recorded of a case, in bytes.
@@ -138,11 +169,10 @@ impl Case {
             .collect()
     }
 
-    /// Whether the planner can be asked: a family it knows on one device, without adapters or a
-    /// planted leak.
+    /// Whether the planner can be asked: a family it knows on one device, without a planted leak.
     pub fn is_plannable(&self) -> bool {
         let known = Model::families().contains(&self.family());
-        let plain = [&self.setup.parallel, &self.setup.lora, &self.setup.leak]
+        let plain = [&self.setup.parallel, &self.setup.leak]
             .iter()
             .all(|value| value.as_ref().is_none_or(Value::is_null));
         known && plain
@@ -214,6 +244,7 @@ impl Case {
             clip_grad_norm: s.clip_grad_norm,
             keep_outputs: s.keep_outputs,
             mlp_loss: loss,
+            lora: s.lora.as_ref().map(CaseLora::lora).transpose()?,
             steps: s.steps,
             torch: self.truth.torch()?,
         })

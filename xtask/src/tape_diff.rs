@@ -229,6 +229,11 @@ mod tests {
     }
 
     #[test]
+    fn planned_tapes_with_adapters_are_the_recorded_ones() {
+        run_folder(&truth("adapters")).unwrap();
+    }
+
+    #[test]
     fn frees_may_change_places_only_where_autocast_lets_them() {
         let list = |actions: &[Action]| actions.iter().map(|action| (*action, 0)).collect::<Vec<_>>();
         let one = list(&[Action::Alloc(1), Action::Alloc(2), Action::Free(0), Action::Free(1)]);

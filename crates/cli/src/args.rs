@@ -387,13 +387,29 @@ pub struct PlanSettings {
     #[arg(long, value_name = "KIND", value_parser = value::choice(ZeroGrad::ALL, ZeroGrad::as_str), help_heading = "Optimizer")]
     pub zero_grad: Option<ZeroGrad>,
 
+    /// Freeze the model and train low-rank adapters of inner width N beside its layers, as peft does
+    #[arg(long, value_name = "N", value_parser = value::positive, help_heading = "Adapters", allow_negative_numbers = true)]
+    pub lora_rank: Option<u64>,
+    /// The scale of the adapters times their rank, which moves no memory [default: 16]
+    #[arg(long, value_name = "X", value_parser = value::finite, help_heading = "Adapters", allow_negative_numbers = true)]
+    pub lora_alpha: Option<f64>,
+    /// Which layers have one: names of modules, or all-linear for all but the head [default: queries and values]
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', help_heading = "Adapters")]
+    pub lora_targets: Vec<String>,
+    /// The probability with which an adapter's input is dropped [default: 0]
+    #[arg(long, value_name = "P", value_parser = value::finite, help_heading = "Adapters", allow_negative_numbers = true)]
+    pub lora_dropout: Option<f64>,
+    /// Dtype of the adapters [default: fp32]
+    #[arg(long, value_name = "DTYPE", value_parser = value::float_dtype(), help_heading = "Adapters")]
+    pub lora_dtype: Option<Dtype>,
+
     /// The release of torch that is modelled [default: 2.15]
     #[arg(long, value_name = "VERSION", value_parser = value::choice(Torch::ALL, Torch::as_str), help_heading = "Software")]
     pub torch: Option<Torch>,
 }
 
 /// The dtype of an autocast region, or none.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Autocast(pub Option<Dtype>);
 
 impl PlanSettings {
@@ -429,6 +445,15 @@ impl PlanSettings {
             optimizer_in_backward: self.optimizer_in_backward || file.optimizer_in_backward,
             clip_grad_norm: self.clip_grad_norm.or(file.clip_grad_norm),
             zero_grad: self.zero_grad.or(file.zero_grad),
+            lora_rank: self.lora_rank.or(file.lora_rank),
+            lora_alpha: self.lora_alpha.or(file.lora_alpha),
+            lora_targets: if self.lora_targets.is_empty() {
+                file.lora_targets
+            } else {
+                self.lora_targets.clone()
+            },
+            lora_dropout: self.lora_dropout.or(file.lora_dropout),
+            lora_dtype: self.lora_dtype.or(file.lora_dtype),
             torch: self.torch.or(file.torch),
         }
     }

@@ -12,7 +12,6 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail};
 use clap::{Arg, Args as _, Command, FromArgMatches as _};
 use toml::Spanned;
-use vramledger::models::Contradiction;
 
 use crate::args::PlanSettings;
 
@@ -38,12 +37,11 @@ pub fn read(path: &Path, given: &PlanSettings) -> Result<(PlanSettings, Vec<Plac
     let (mut words, mut places) = (Vec::new(), Vec::new());
     for (key, value) in &table {
         let line = text[..key.span().start].matches('\n').count() + 1;
-        let (key, file) = (key.get_ref().clone(), name.to_string());
+        let place = Place { key: key.get_ref().clone(), line, file: name.to_string() };
         let command = command();
-        if !command.get_arguments().any(|known| known.get_long() == Some(&key)) {
-            bail!("`{name}` has an unknown key `{key}`; the keys are {}", keys(&command));
+        if !command.get_arguments().any(|known| known.get_long() == Some(&place.key)) {
+            bail!("{place} is an unknown key; the keys are {}", keys(&command));
         }
-        let place = Place { key, line, file };
         let flag = flag(&place.key, value).with_context(|| place.to_string())?;
         let alone = parse(flag.clone()).with_context(|| place.to_string())?;
         if given.over(alone) != *given {
@@ -55,15 +53,13 @@ pub fn read(path: &Path, given: &PlanSettings) -> Result<(PlanSettings, Vec<Plac
     Ok((given.over(file), places))
 }
 
-/// `contradiction` as the error of a command, with the `places` of what is in it.
-pub fn refuse(contradiction: Contradiction, places: &[Place]) -> anyhow::Error {
-    let Contradiction { settings, mut sentence } = contradiction;
-    let of_it = places.iter().filter(|place| settings.contains(&place.key.as_str()));
+/// `error` with the places of the settings that it names, in its sentence or in `others`.
+pub fn placed(error: anyhow::Error, others: &[&str], places: &[Place]) -> anyhow::Error {
+    let sentence = error.to_string();
+    let named = |key: &str| others.contains(&key) || sentence.contains(&format!("`--{key}`"));
+    let of_it = places.iter().filter(|place| named(&place.key));
     let of_it: Vec<String> = of_it.map(ToString::to_string).collect();
-    if !of_it.is_empty() {
-        sentence = format!("{sentence} ({})", of_it.join(", "));
-    }
-    anyhow::anyhow!(sentence)
+    if of_it.is_empty() { error } else { anyhow::anyhow!("{sentence} ({})", of_it.join(", ")) }
 }
 
 fn command() -> Command {

@@ -104,6 +104,15 @@ impl Op {
         Self { node: Some(Rc::new(node)), session }
     }
 
+    pub(crate) const fn session(&self) -> &Rc<Session> {
+        &self.session
+    }
+
+    /// Whether any input wants a gradient.
+    pub(crate) const fn is_recorded(&self) -> bool {
+        self.node.is_some()
+    }
+
     /// Whether input `index` wants a gradient.
     pub(crate) fn needs(&self, index: usize) -> bool {
         self.node.as_ref().is_some_and(|node| node.next.borrow()[index].is_some())
@@ -338,17 +347,19 @@ fn accumulate_leaf(leaf: &Tensor, grads: InputBuffer) {
 /// The first gradient of a leaf: stolen where nothing else holds it and its layout is the leaf's, copied
 /// otherwise.
 fn keep_gradient(leaf: &Tensor, gradient: &Tensor) {
+    let session = leaf.session();
+    let category = session.gradient_category(leaf.object());
     let same_layout = (0..leaf.shape().len())
         .all(|dim| leaf.shape()[dim] == 1 || leaf.strides()[dim] == gradient.strides()[dim]);
     let kept = if gradient.handles() == 1 && same_layout {
         gradient.detach()
     } else {
-        leaf.session().with_category(Category::Gradient, || {
-            Tensor::strided(leaf.session(), "grad", leaf.shape(), leaf.strides(), gradient.dtype())
+        session.with_category(category, || {
+            Tensor::strided(session, "grad", leaf.shape(), leaf.strides(), gradient.dtype())
         })
     };
     if let (Some(object), Some(like)) = (kept.object(), leaf.object()) {
-        leaf.session().relabel(object, like, Category::Gradient);
+        session.relabel(object, like, category);
     }
     leaf.set_grad(Some(kept));
 }

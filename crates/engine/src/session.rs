@@ -305,6 +305,11 @@ impl Session {
         self.write_storage(bytes, label, layout)
     }
 
+    /// Whether a recomputation has got all it wants: what follows computes nothing.
+    pub fn has_stopped(&self) -> bool {
+        self.stopped.get()
+    }
+
     /// A storage named after another one.
     pub(crate) fn companion(
         self: &Rc<Self>,
@@ -415,6 +420,13 @@ impl Session {
             let saved = tape.intern_label(Label { saved: true, ..label });
             tape.set_label(object, saved);
         }
+    }
+
+    /// The category of the gradient of the leaf `of`: parameters alone have gradients by that name.
+    pub(crate) fn gradient_category(&self, of: Option<ObjectId>) -> Category {
+        let tape = self.tape.borrow();
+        let category = of.map(|of| tape.label(tape.object(of).label).category);
+        if category == Some(Category::Parameter) { Category::Gradient } else { Category::Temporary }
     }
 
     /// Gives `object` a new name and category, from here on.

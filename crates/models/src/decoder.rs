@@ -54,10 +54,10 @@ impl Architecture for DecoderConfig {
     }
 
     fn build(&self, session: &Rc<Session>, setup: &Setup, dtype: Dtype) -> Built {
-        let mut build = Builder::new(session, dtype);
+        let mut build = Builder::new(session, setup, dtype);
         let attention = setup.attention_setup(self.attention_dropout);
         let (embed_tokens, layers, norm) = build.module("model", |build| {
-            let embed_tokens = build.embedding("embed_tokens", self.vocab, self.hidden);
+            let embed_tokens = build.input_embedding("embed_tokens", self.vocab, self.hidden);
             let layers = (0..self.layers)
                 .map(|index| {
                     build.module(&format!("layers.{index}"), |build| {
@@ -69,12 +69,7 @@ impl Architecture for DecoderConfig {
             self.rotary.build(build);
             (embed_tokens, layers, norm)
         });
-        let lm_head = if self.tied {
-            Linear::tied("lm_head", &embed_tokens)
-        } else {
-            build.linear("lm_head", self.hidden, self.vocab, false)
-        };
-        let (parameters, buffers) = build.finish();
+        let lm_head = build.head(self.hidden, self.vocab, self.tied.then_some(&embed_tokens));
         let network = Decoder {
             config: self.clone(),
             script: Script::new(setup),
@@ -85,7 +80,7 @@ impl Architecture for DecoderConfig {
             norm,
             lm_head,
         };
-        Built { network: Box::new(network), parameters, buffers }
+        build.finish(network)
     }
 }
 

@@ -7,6 +7,7 @@ mod contradiction;
 mod decoder;
 mod families;
 mod gpus;
+mod lora;
 mod mask;
 mod mlp;
 mod network;
@@ -20,6 +21,7 @@ mod train;
 
 pub use contradiction::Contradiction;
 pub use gpus::{GPUS, Gpu};
+pub use lora::{ALL_LINEAR, Lora};
 pub use presets::{PRESETS, Preset};
 pub use run::{Flops, Model, Parameters, PlanError, Run};
 pub use setup::{

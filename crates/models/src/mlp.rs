@@ -45,7 +45,7 @@ impl Architecture for MlpConfig {
     }
 
     fn build(&self, session: &Rc<Session>, setup: &Setup, dtype: Dtype) -> Built {
-        let mut build = Builder::new(session, dtype);
+        let mut build = Builder::new(session, setup, dtype);
         let layers = (0..self.layers)
             .map(|layer| {
                 build.module(&format!("layers.{layer}"), |build| {
@@ -53,7 +53,6 @@ impl Architecture for MlpConfig {
                 })
             })
             .collect();
-        let (parameters, buffers) = build.finish();
         let network = Mlp {
             config: *self,
             batch: setup.batch,
@@ -64,7 +63,7 @@ impl Architecture for MlpConfig {
             autocast: setup.autocast,
             layers,
         };
-        Built { network: Box::new(network), parameters, buffers }
+        build.finish(network)
     }
 }
 

@@ -49,4 +49,6 @@ pub(crate) struct Built {
     pub(crate) network: Box<dyn Network>,
     pub(crate) parameters: Vec<Tensor>,
     pub(crate) buffers: Vec<Tensor>,
+    /// Targets of the adapters that name no linear layer of it.
+    pub(crate) unmet_targets: Vec<String>,
 }

@@ -5,32 +5,78 @@ use std::rc::Rc;
 use engine::{Session, Tensor, release};
 use ledger::{Category, Dtype};
 
+use crate::lora::{Adapter, Lora};
+use crate::network::{Built, Network};
+use crate::setup::{Checkpoint, Setup};
+
 /// Makes parameters and buffers in the order in which a module's `_apply` visits them.
 pub(crate) struct Builder {
     pub(crate) session: Rc<Session>,
     /// The dtype of the weights.
     pub(crate) dtype: Dtype,
+    lora: Option<Lora>,
+    /// The targets of the adapters that name no layer made so far.
+    unmet: Vec<String>,
+    /// Whether the embeddings of the input want a gradient without one of their own, so that checkpointed
+    /// layers of a frozen model have one to compute (`enable_input_require_grads`).
+    input_requires_grad: bool,
+    path: Vec<String>,
     parameters: Vec<Tensor>,
     buffers: Vec<Tensor>,
 }
 
 impl Builder {
-    pub(crate) fn new(session: &Rc<Session>, dtype: Dtype) -> Self {
-        Self { session: Rc::clone(session), dtype, parameters: Vec::new(), buffers: Vec::new() }
+    pub(crate) fn new(session: &Rc<Session>, setup: &Setup, dtype: Dtype) -> Self {
+        let lora = setup.lora.clone();
+        Self {
+            session: Rc::clone(session),
+            dtype,
+            unmet: lora.iter().flat_map(|lora| lora.targets.clone()).collect(),
+            input_requires_grad: lora.is_some() && setup.checkpoint != Checkpoint::None,
+            lora,
+            path: Vec::new(),
+            parameters: Vec::new(),
+            buffers: Vec::new(),
+        }
     }
 
     /// Runs `build` inside the module `name`.
     pub(crate) fn module<R>(&mut self, name: &str, build: impl FnOnce(&mut Self) -> R) -> R {
         let session = Rc::clone(&self.session);
-        session.scoped(name, || build(self))
+        self.path.push(name.to_owned());
+        let result = session.scoped(name, || build(self));
+        self.path.pop();
+        result
     }
 
+    /// A parameter of the model itself: frozen where adapters are trained instead.
     fn parameter(&mut self, name: &'static str, shape: &[u64]) -> Tensor {
-        let shape = engine::Dims::new(shape);
-        let tensor = Tensor::of_category(&self.session, name, Category::Parameter, shape, self.dtype);
+        if self.lora.is_none() {
+            return self.trainable(name, shape, self.dtype);
+        }
+        self.frozen(name, shape, self.dtype)
+    }
+
+    /// A parameter that wants a gradient.
+    pub(crate) fn trainable(&mut self, name: &'static str, shape: &[u64], dtype: Dtype) -> Tensor {
+        let tensor = self.frozen(name, shape, dtype);
         tensor.set_requires_grad();
+        tensor
+    }
+
+    fn frozen(&mut self, name: &'static str, shape: &[u64], dtype: Dtype) -> Tensor {
+        let shape = engine::Dims::new(shape);
+        let tensor = Tensor::of_category(&self.session, name, Category::Parameter, shape, dtype);
         self.parameters.push(tensor.clone());
         tensor
+    }
+
+    /// The adapter of the linear layer that is being made, where it has one.
+    fn adapter(&mut self, inputs: u64, outputs: u64, head: bool) -> Option<Adapter> {
+        let lora = self.lora.clone()?;
+        let target = lora.target_of(&self.path.join("."), head)?;
+        self.unmet.retain(|unmet| unmet != target);
+        Some(Adapter::new(self, &lora, inputs, outputs))
     }
 
     /// A buffer of the module, not a parameter.
@@ -44,6 +90,21 @@ impl Builder {
             name,
             weight: build.parameter("weight", &[outputs, inputs]),
             bias: bias.then(|| build.parameter("bias", &[outputs])),
+            adapter: build.adapter(inputs, outputs, false),
+        })
+    }
+
+    /// The linear layer `lm_head` from the hidden states to the vocabulary; `tied` is the embedding whose
+    /// weight it shares.
+    pub(crate) fn head(&mut self, inputs: u64, outputs: u64, tied: Option<&Embedding>) -> Linear {
+        self.module("lm_head", |build| Linear {
+            name: "lm_head",
+            weight: match tied {
+                Some(embedding) => embedding.weight.clone(),
+                None => build.parameter("weight", &[outputs, inputs]),
+            },
+            bias: None,
+            adapter: build.adapter(inputs, outputs, true),
         })
     }
 
@@ -52,11 +113,22 @@ impl Builder {
             name,
             weight: build.parameter("weight", &[inputs, outputs]),
             bias: build.parameter("bias", &[outputs]),
+            adapter: build.adapter(inputs, outputs, false),
         })
     }
 
     pub(crate) fn embedding(&mut self, name: &'static str, rows: u64, width: u64) -> Embedding {
-        self.module(name, |build| Embedding { name, weight: build.parameter("weight", &[rows, width]) })
+        self.module(name, |build| Embedding {
+            name,
+            weight: build.parameter("weight", &[rows, width]),
+            requires_grad: false,
+        })
+    }
+
+    /// The embedding of the input tokens.
+    pub(crate) fn input_embedding(&mut self, name: &'static str, rows: u64, width: u64) -> Embedding {
+        let requires_grad = self.input_requires_grad;
+        Embedding { requires_grad, ..self.embedding(name, rows, width) }
     }
 
     pub(crate) fn layer_norm(&mut self, name: &'static str, width: u64) -> LayerNorm {
@@ -71,27 +143,39 @@ impl Builder {
         self.module(name, |build| RmsNorm { name, weight: build.parameter("weight", &[width]) })
     }
 
-    /// The parameters made, in order, and the buffers.
-    pub(crate) fn finish(self) -> (Vec<Tensor>, Vec<Tensor>) {
-        (self.parameters, self.buffers)
+    /// The model whose parts were made here.
+    pub(crate) fn finish(self, network: impl Network + 'static) -> Built {
+        Built {
+            network: Box::new(network),
+            parameters: self.parameters,
+            buffers: self.buffers,
+            unmet_targets: self.unmet,
+        }
     }
 }
 
 /// `torch.nn.Linear`: weight (out, in).
 pub(crate) struct Linear {
     name: &'static str,
-    pub(crate) weight: Tensor,
+    weight: Tensor,
     bias: Option<Tensor>,
+    adapter: Option<Adapter>,
 }
 
 impl Linear {
-    /// A linear layer without bias that shares an embedding's weight.
-    pub(crate) fn tied(name: &'static str, embedding: &Embedding) -> Self {
-        Self { name, weight: embedding.weight.clone(), bias: None }
-    }
-
     pub(crate) fn forward(&self, input: &Tensor) -> Tensor {
-        input.session().scoped(self.name, || input.linear(&self.weight, self.bias.as_ref()))
+        input.session().scoped(self.name, || {
+            let out = input.linear(&self.weight, self.bias.as_ref());
+            adapted(self.adapter.as_ref(), input, out)
+        })
+    }
+}
+
+/// The result of a layer, with its adapter's part where it has one.
+fn adapted(adapter: Option<&Adapter>, input: &Tensor, out: Tensor) -> Tensor {
+    match adapter {
+        Some(adapter) => adapter.forward(input, out),
+        None => out,
     }
 }
 
@@ -100,15 +184,17 @@ pub(crate) struct Conv1d {
     name: &'static str,
     weight: Tensor,
     bias: Tensor,
+    adapter: Option<Adapter>,
 }
 
 impl Conv1d {
     pub(crate) fn forward(&self, input: &Tensor) -> Tensor {
         input.session().scoped(self.name, || {
             let flat = input.view(input.rows());
-            let out = Tensor::addmm(&self.bias, &flat, &self.weight);
+            let mut out = Tensor::addmm(&self.bias, &flat, &self.weight);
             release!(flat);
-            out.view(input.shape_with_last(self.weight.size(1)))
+            out = out.view(input.shape_with_last(self.weight.size(1)));
+            adapted(self.adapter.as_ref(), input, out)
         })
     }
 }
@@ -117,11 +203,17 @@ impl Conv1d {
 pub(crate) struct Embedding {
     name: &'static str,
     weight: Tensor,
+    /// Whether its result is made to want a gradient where the weight is frozen.
+    requires_grad: bool,
 }
 
 impl Embedding {
     pub(crate) fn forward(&self, indices: &Tensor) -> Tensor {
-        indices.session().scoped(self.name, || self.weight.embedding(indices))
+        let out = indices.session().scoped(self.name, || self.weight.embedding(indices));
+        if self.requires_grad {
+            out.set_requires_grad();
+        }
+        out
     }
 }
 

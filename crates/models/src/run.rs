@@ -130,7 +130,7 @@ impl Model {
         let dtype = setup.dtype.or(self.dtype).unwrap_or(Dtype::Fp32);
         let session = train::session(gpu, &setup);
         let build = || self.architecture.build(&session, &setup, dtype);
-        Ok(train::train(&session, &setup, build, self.assumptions(&setup, gpu)))
+        train::train(&session, &setup, build, self.assumptions(&setup, gpu))
     }
 
     /// Refuses what no run could hold, before anything is multiplied.
@@ -158,7 +158,8 @@ impl Model {
             return refuse(sentence);
         }
         let [batch, seq, layers] = [setup.batch, longest, extents.layers].map(u128::from);
-        let [widest, heads] = [extents.widest, extents.heads].map(u128::from);
+        let rank = setup.lora.as_ref().map_or(0, |lora| lora.rank);
+        let [widest, heads] = [extents.widest.max(rank), extents.heads].map(u128::from);
         // A layer makes fewer than two hundred tensors of at most 8 bytes an element; a total of 2^62
         // bytes leaves every sum inside a tape's range.
         let largest = batch.saturating_mul(seq).saturating_mul(widest.max(seq * heads));

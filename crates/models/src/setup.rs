@@ -4,6 +4,7 @@ use engine::Kernel;
 use ledger::Dtype;
 
 use crate::causal_lm::AttentionSetup;
+use crate::lora::Lora;
 
 macro_rules! choices {
     ($($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $text:literal),+ $(,)? })+) => {$(
@@ -160,6 +161,8 @@ pub struct Setup {
     pub keep_outputs: bool,
     /// The loss of an mlp.
     pub mlp_loss: MlpLoss,
+    /// Low-rank adapters; none: every parameter is trained.
+    pub lora: Option<Lora>,
     /// Steps to run.
     pub steps: u32,
     /// The release of torch.
@@ -190,6 +193,7 @@ impl Default for Setup {
             clip_grad_norm: None,
             keep_outputs: false,
             mlp_loss: MlpLoss::MeanSquare,
+            lora: None,
             steps: 3,
             torch: Torch::V2_15,
         }

@@ -9,7 +9,7 @@ use ledger::{Device, DeviceKind, Phase};
 use crate::gpus::Gpu;
 use crate::network::{Built, Pass};
 use crate::optim::{Form, Optimizer, clip_grad_norm};
-use crate::run::{Flops, Parameters, Run};
+use crate::run::{Flops, Parameters, PlanError, Run};
 use crate::setup::{Setup, Torch, ZeroGrad};
 
 /// A session on `gpu` under the release of torch that `setup` names.
@@ -53,15 +53,22 @@ pub(crate) fn train(
     setup: &Setup,
     build: impl FnOnce() -> Built,
     assumptions: Vec<String>,
-) -> Run {
+) -> Result<Run, PlanError> {
     session.mark(0, None, Phase::LOAD);
     let model = session.with_grad(false, build);
+    if let Some(target) = model.unmet_targets.first() {
+        return Err(PlanError(format!(
+            "`--lora-targets` names `{target}`, which is no linear layer of the model"
+        )));
+    }
+    let trainable: Vec<Tensor> =
+        model.parameters.iter().filter(|parameter| parameter.requires_grad()).cloned().collect();
     let parameters = Parameters {
         total: model.parameters.iter().map(Tensor::numel).sum(),
-        trainable: model.parameters.iter().map(Tensor::numel).sum(),
+        trainable: trainable.iter().map(Tensor::numel).sum(),
         bytes: model.parameters.iter().map(Tensor::nbytes).sum(),
     };
-    let mut update = Update::new(setup, &model.parameters);
+    let mut update = Update::new(setup, &trainable);
     let mut pass = Pass::default();
     let mut input = None;
     for step in 1..=setup.steps {
@@ -102,7 +109,7 @@ pub(crate) fn train(
         recompute: counted.recompute / steps,
         update: counted.update / steps,
     };
-    Run { tape, parameters, flops, assumptions }
+    Ok(Run { tape, parameters, flops, assumptions })
 }
 
 /// When the optimizer steps.

@@ -116,6 +116,14 @@ fn check(question: &PlanQuestion<'_>) -> Result<(), Error> {
     if let Some(norm) = setup.clip_grad_norm.filter(|norm| !(norm.is_finite() && *norm > 0.0)) {
         return Err(Error::out_of_range("--clip-grad-norm", "more than 0", norm));
     }
+    if let Some(lora) = &setup.lora {
+        if !(1..=1 << 16).contains(&lora.rank) {
+            return Err(Error::out_of_range("--lora-rank", "1 to 65536", lora.rank));
+        }
+        if !(0.0..1.0).contains(&lora.dropout) {
+            return Err(Error::out_of_range("--lora-dropout", "0 or more and less than 1", lora.dropout));
+        }
+    }
     if question.context >= question.gpu.capacity {
         let range = format!("less than the capacity, {}", question.gpu.capacity);
         return Err(Error::out_of_range("--context", range, question.context));
@@ -203,6 +211,12 @@ fn subject(question: &PlanQuestion<'_>) -> Map<String, Value> {
             "clip_grad_norm": setup.clip_grad_norm,
             "keep_outputs": setup.keep_outputs,
             "loss": (!text).then_some(setup.mlp_loss.as_str()),
+            "lora": setup.lora.as_ref().map(|lora| json!({
+                "rank": lora.rank,
+                "targets": lora.targets,
+                "dropout": lora.dropout,
+                "dtype": lora.dtype.as_str(),
+            })),
             "steps": setup.steps,
             "alloc_conf": question.alloc_conf,
         },

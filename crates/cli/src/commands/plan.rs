@@ -1,9 +1,10 @@
 //! `vramledger plan`.
 
-use anyhow::Result;
+use anyhow::{Error, Result, anyhow, bail};
 use report::PlanReport;
 use vramledger::PlanQuestion;
-use vramledger::models::Setup;
+use vramledger::ledger::Dtype;
+use vramledger::models::{Lora, Setup};
 
 use crate::args::{Common, Format, PlanArgs, PlanSettings};
 use crate::exit::Exit;
@@ -15,9 +16,10 @@ pub fn run(args: PlanArgs, common: &Common) -> Result<Exit> {
         Some(path) => setup_file::read(path, &args.settings)?,
         None => (args.settings, Vec::new()),
     };
-    let setup = setup(&settings);
+    let placed = |error: Error, others: &[&str]| setup_file::placed(error, others, &places);
+    let setup = setup(&settings).map_err(|error| placed(error, &[]))?;
     if let Some(contradiction) = setup.contradiction() {
-        return Err(setup_file::refuse(contradiction, &places));
+        return Err(placed(anyhow!(contradiction.sentence), &contradiction.settings));
     }
     let model = vramledger::load_model(&args.model)?;
     let mut gpu =
@@ -30,7 +32,7 @@ pub fn run(args: PlanArgs, common: &Common) -> Result<Exit> {
         context: settings.context.unwrap_or(vramledger::CONTEXT),
         alloc_conf: settings.alloc_conf.clone().unwrap_or_default(),
     };
-    let mut plan = vramledger::plan(question)?;
+    let mut plan = vramledger::plan(question).map_err(|error| placed(error.into(), &[]))?;
     let mut common = common.clone();
     if let Some(path) = output::tape_path(&mut common) {
         output::write_file(&path, &vramledger::tape_file(&plan)?)?;
@@ -47,9 +49,9 @@ pub fn run(args: PlanArgs, common: &Common) -> Result<Exit> {
 }
 
 /// The setup that `settings` ask for.
-fn setup(settings: &PlanSettings) -> Setup {
+fn setup(settings: &PlanSettings) -> Result<Setup> {
     let usual = Setup::default();
-    Setup {
+    Ok(Setup {
         batch: settings.batch.unwrap_or(usual.batch),
         seqs: settings.seq.map_or_else(|| settings.seqs.clone(), |seq| vec![seq]),
         dtype: settings.dtype.or(usual.dtype),
@@ -72,6 +74,29 @@ fn setup(settings: &PlanSettings) -> Setup {
         keep_outputs: settings.keep_outputs,
         mlp_loss: settings.loss.unwrap_or(usual.mlp_loss),
         steps: settings.steps.unwrap_or(usual.steps),
+        lora: lora(settings)?,
         torch: settings.torch.unwrap_or(usual.torch),
-    }
+    })
+}
+
+/// The adapters that `settings` ask for.
+fn lora(settings: &PlanSettings) -> Result<Option<Lora>> {
+    let Some(rank) = settings.lora_rank else {
+        let given = [
+            ("lora-alpha", settings.lora_alpha.is_some()),
+            ("lora-targets", !settings.lora_targets.is_empty()),
+            ("lora-dropout", settings.lora_dropout.is_some()),
+            ("lora-dtype", settings.lora_dtype.is_some()),
+        ];
+        return match given.iter().find(|(_, given)| *given) {
+            Some((key, _)) => bail!("`--{key}` is of adapters: it needs `--lora-rank`"),
+            None => Ok(None),
+        };
+    };
+    Ok(Some(Lora {
+        rank,
+        targets: settings.lora_targets.clone(),
+        dropout: settings.lora_dropout.unwrap_or(0.0),
+        dtype: settings.lora_dtype.unwrap_or(Dtype::Fp32),
+    }))
 }

@@ -123,14 +123,15 @@ fn a_setup_file_with_an_unknown_key_or_a_wrong_value_is_refused() {
         answer.stderr
     };
     assert!(
-        refused("bach = 4")
-            .starts_with("error: `setup.toml` has an unknown key `bach`; the keys are accumulate,")
+        refused("bach = 4").starts_with(
+            "error: `bach` in line 1 of `setup.toml` is an unknown key; the keys are accumulate,"
+        )
     );
     assert!(refused("batch = 0").contains("it must be at least 1"));
     assert!(refused("batch = [1, 2]").contains("--batch"));
     assert!(refused("optimizer = \"nix\"").contains("'nix'"));
     assert!(refused("batch = { a = 1 }").contains("a text or a number"));
-    assert!(refused("model = \"gpt2\"").contains("unknown key `model`"));
+    assert!(refused("\nmodel = \"gpt2\"").contains("`model` in line 2 of `setup.toml` is an unknown key"));
     assert!(refused("\nsteps = 1\nbatch = 0").starts_with("error: `batch` in line 3 of `setup.toml`"));
     refused("batch = ");
 }
@@ -159,6 +160,39 @@ fn settings_that_rule_each_other_out_are_named_with_their_places() {
         folder.run("plan gpt2 --setup setup.toml --optimizer adam").sentence(),
         "`--nesterov` is of sgd, not of adam (`nesterov` in line 3 of `setup.toml`)"
     );
+}
+
+#[test]
+fn adapters_without_a_rank_or_a_layer_are_refused() {
+    let folder =
+        Folder::new().with("setup.toml", "# adapters\nlora-targets = [\"q_proj\", \"c_attn\"]\nseq = 64\n");
+    let refused = |flags: &str| folder.run(&format!("plan llama-3-8b {flags}")).sentence().to_owned();
+    assert_eq!(
+        refused("--setup setup.toml"),
+        "`--lora-targets` is of adapters: it needs `--lora-rank` (`lora-targets` in line 2 of `setup.toml`)"
+    );
+    assert_eq!(
+        refused("--setup setup.toml --lora-targets q_proj"),
+        "`--lora-targets` is of adapters: it needs `--lora-rank`"
+    );
+    assert_eq!(
+        refused("--setup setup.toml --lora-rank 8"),
+        "`llama-3-8b`: `--lora-targets` names `c_attn`, which is no linear layer of the model (`lora-targets` in line 2 of `setup.toml`)"
+    );
+    assert_eq!(
+        refused("--lora-rank 8 --lora-dropout 1"),
+        "`--lora-dropout` must be 0 or more and less than 1, not 1"
+    );
+}
+
+#[test]
+fn adapters_are_what_is_trained() {
+    let ledger = run("plan llama-3-8b --seq 64 --dtype bf16 --lora-rank 8 --format json").json();
+    // 32 layers of 8 x (4096 + 4096) for queries and 8 x (4096 + 1024) for values, in fp32 beside bf16.
+    let (base, adapters) = (8_030_261_248_u64, 32 * 8 * (8192 + 5120));
+    let parameters =
+        json!({ "total": base + adapters, "trainable": adapters, "bytes": 2 * base + 4 * adapters });
+    assert_eq!(ledger["parameters"], parameters);
 }
 
 #[test]

@@ -307,7 +307,7 @@ fn efficient(query: &Tensor, key: &Tensor, value: &Tensor, attention: Attention<
         (seed, Tensor::empty(session, "sdpa.rng_offset", [], Dtype::Int64))
     });
     let out = e.strided(session, "sdpa", e.h, query.dtype());
-    let lse = Tensor::empty(session, "sdpa.logsumexp", [e.b, e.h, up(e.s, 32)], Dtype::Fp32);
+    let lse = logsumexp(&op, [e.b, e.h, up(e.s, 32)]);
     if query.is_half() && e.d > 128 {
         drop(session.scratch(out.numel() * 4, "sdpa.accumulator"));
     }
@@ -341,6 +341,13 @@ fn efficient(query: &Tensor, key: &Tensor, value: &Tensor, attention: Attention<
     });
     crate::release!(lse, seeds, bias);
     out
+}
+
+/// What backward needs to know of the softmax; the kernels that leave it out make an empty tensor where no
+/// gradient is wanted.
+fn logsumexp(op: &Op, shape: [u64; 3]) -> Tensor {
+    let shape = if op.is_recorded() { shape } else { [0; 3] };
+    Tensor::empty(op.session(), "sdpa.logsumexp", shape, Dtype::Fp32)
 }
 
 /// The workspace of memory-efficient attention's backward, in bytes: gradients of the queries in fp32 by
@@ -399,7 +406,7 @@ fn cudnn(query: &Tensor, key: &Tensor, value: &Tensor, mask: Option<&Tensor>) ->
     let seed = Tensor::empty(session, "sdpa.rng_seed", [], Dtype::Int64);
     let offset = Tensor::empty(session, "sdpa.rng_offset", [], Dtype::Int64);
     let out = query.empty_like("sdpa", query.dtype());
-    let lse = Tensor::empty(session, "sdpa.logsumexp", [e.b, e.h, e.s], Dtype::Fp32);
+    let lse = logsumexp(&op, [e.b, e.h, e.s]);
     session.add_flops(e.flops());
     op.save_result(&lse);
     op.save_result(&out);

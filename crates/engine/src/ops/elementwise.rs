@@ -218,14 +218,15 @@ impl Tensor {
         out
     }
 
-    /// Softmax over the last dimension, computed in `dtype` where given, in fp32 under autocast; keeps
+    /// Softmax over the last dimension, computed in `dtype` where given, else in fp32 under autocast; keeps
     /// its result. fp16 to fp32 is one kernel on CUDA, bf16 is cast first.
     pub fn softmax(&self, dtype: Option<Dtype>) -> Self {
-        let input = self.session().autocast_fp32(self);
-        let fused = input.dtype() == Dtype::Fp16 && dtype == Some(Dtype::Fp32);
+        let fp32 = (self.is_half() && self.session().autocast_dtype().is_some()).then_some(Dtype::Fp32);
+        let dtype = dtype.or(fp32);
+        let fused = self.dtype() == Dtype::Fp16 && dtype == Some(Dtype::Fp32);
         let input = match dtype {
-            Some(dtype) if !fused => input.to(dtype),
-            _ => input,
+            Some(dtype) if !fused => self.to(dtype),
+            _ => self.clone(),
         };
         let from = input.dtype();
         let op = Op::new(self.session(), &[&input]);

@@ -186,10 +186,10 @@ impl Architecture for Gpt2Config {
     }
 
     fn build(&self, session: &Rc<Session>, setup: &Setup, dtype: Dtype) -> Built {
-        let mut build = Builder::new(session, dtype);
+        let mut build = Builder::new(session, setup, dtype);
         let attention = setup.attention_setup(self.attn_dropout);
         let (wte, wpe, blocks, ln_f) = build.module("transformer", |build| {
-            let wte = build.embedding("wte", self.vocab, self.hidden);
+            let wte = build.input_embedding("wte", self.vocab, self.hidden);
             let wpe = build.embedding("wpe", self.positions, self.hidden);
             let blocks = (0..self.layers)
                 .map(|layer| {
@@ -198,12 +198,7 @@ impl Architecture for Gpt2Config {
                 .collect();
             (wte, wpe, blocks, build.layer_norm("ln_f", self.hidden))
         });
-        let lm_head = if self.tied {
-            Linear::tied("lm_head", &wte)
-        } else {
-            build.linear("lm_head", self.hidden, self.vocab, false)
-        };
-        let (parameters, buffers) = build.finish();
+        let lm_head = build.head(self.hidden, self.vocab, self.tied.then_some(&wte));
         let network = Gpt2 {
             config: self.clone(),
             script: Script::new(setup),
@@ -215,7 +210,7 @@ impl Architecture for Gpt2Config {
             ln_f,
             lm_head,
         };
-        Built { network: Box::new(network), parameters, buffers }
+        build.finish(network)
     }
 }
 

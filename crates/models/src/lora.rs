@@ -1,0 +1,85 @@
+//! Low-rank adapters, as peft puts them beside the linear layers of a frozen model.
+
+use engine::{Tensor, release};
+use ledger::Dtype;
+
+use crate::nn::Builder;
+
+/// The word for every linear layer but the head.
+pub const ALL_LINEAR: &str = "all-linear";
+
+/// The layers that peft adapts where it is not told which: attention's queries and values, under the names
+/// of the families here.
+const USUAL_TARGETS: &[&str] = &["q_proj", "v_proj", "c_attn"];
+
+/// Low-rank adapters on a frozen model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lora {
+    /// The inner width of an adapter.
+    pub rank: u64,
+    /// Module names, or their last parts; [`ALL_LINEAR`] for every linear layer but the head. Empty: what peft
+    /// adapts where it is not told.
+    pub targets: Vec<String>,
+    /// The probability with which an adapter's input is dropped.
+    pub dropout: f64,
+    /// The dtype of the adapters; peft makes them fp32 unless it is told not to.
+    pub dtype: Dtype,
+}
+
+impl Lora {
+    /// The target that names the module `path`, which is a linear layer and perhaps the head.
+    pub(crate) fn target_of(&self, path: &str, head: bool) -> Option<&str> {
+        let names = |target: &str| {
+            path.strip_suffix(target).is_some_and(|before| before.is_empty() || before.ends_with('.'))
+        };
+        if self.targets.is_empty() {
+            return USUAL_TARGETS.iter().copied().find(|target| names(target));
+        }
+        let mut given = self.targets.iter().map(String::as_str);
+        given.find(|target| names(target) || (*target == ALL_LINEAR && !head))
+    }
+}
+
+/// The adapter of one linear layer: `lora.Linear` of peft without its base layer.
+pub(crate) struct Adapter {
+    a: Tensor,
+    b: Tensor,
+    dropout: f64,
+}
+
+impl Adapter {
+    /// An adapter from `inputs` to `outputs`, made after the layer's own parameters.
+    pub(crate) fn new(build: &mut Builder, lora: &Lora, inputs: u64, outputs: u64) -> Self {
+        let mut matrix = |name: &str, shape: [u64; 2]| {
+            build.module(name, |build| build.trainable("weight", &shape, lora.dtype))
+        };
+        let a = matrix("lora_A", [lora.rank, inputs]);
+        let b = matrix("lora_B", [outputs, lora.rank]);
+        Self { a, b, dropout: lora.dropout }
+    }
+
+    /// The result of the base layer on `input`, with this adapter's part added.
+    pub(crate) fn forward(&self, input: &Tensor, mut result: Tensor) -> Tensor {
+        let session = input.session();
+        let dtype = result.dtype();
+        let input = input.to(self.a.dtype());
+        let dropped = session.scoped("lora_dropout", || input.dropout(self.dropout));
+        let narrow = session.scoped("lora_A", || dropped.linear(&self.a, None));
+        release!(dropped);
+        let wide = session.scoped("lora_B", || narrow.linear(&self.b, None));
+        release!(narrow);
+        // Where a recomputation ends here, the names of the call die in their order.
+        if session.has_stopped() {
+            release!(input, result);
+            return wide;
+        }
+        let scaled = wide.mul_scalar();
+        release!(wide);
+        let sum = result.add(&scaled);
+        release!(scaled);
+        result = sum;
+        result = result.to(dtype);
+        release!(input);
+        result
+    }
+}
