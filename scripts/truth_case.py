@@ -15,6 +15,7 @@ the list runs, each in a process of its own, forked from one that has the librar
 import argparse
 import contextlib
 import csv
+import functools
 import gzip
 import json
 import os
@@ -336,10 +337,8 @@ class Run:
         with torch.device("meta"):
             if spec["class"] == "mlp":
                 width = spec["config"]["width"]
-                layers = []
-                for _ in range(spec["config"]["layers"]):
-                    layers += [torch.nn.Linear(width, width, bias=False, dtype=self.dtype), torch.nn.ReLU()]
-                model = torch.nn.Sequential(*layers)
+                count = spec["config"]["layers"]
+                model = mlp([torch.nn.Linear(width, width, bias=False, dtype=self.dtype) for _ in range(count)])
             else:
                 import transformers
 
@@ -349,8 +348,7 @@ class Run:
                 model = getattr(transformers, spec["class"])._from_config(
                     config, dtype=self.dtype, attn_implementation=setup["attention"]
                 )
-        if setup["checkpoint"] == "full":
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self.checkpoint(model)
         if setup["lora"]:
             import peft
 
@@ -391,6 +389,41 @@ class Run:
                 model, device_ids=[0], init_sync=parallel["init_sync"], **arguments
             )
         return model
+
+    def checkpoint(self, model):
+        """Lets the layers that the setup names be computed again in backward."""
+        form, _, argument = self.setup["checkpoint"].partition(":")
+        if form == "none":
+            return
+        from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+        arguments = {"use_reentrant": bool(self.setup.get("checkpoint_reentrant"))}
+        if form == "selective":
+            kept = [getattr(self.torch.ops.aten, name).default for name in argument.split(",")]
+            arguments["context_fn"] = functools.partial(create_selective_checkpoint_contexts, kept)
+        owner, name = layers_of(model)
+        layers = getattr(owner, name)
+        numbers = [int(number) for number in argument.split(",") if number.isdigit()]
+        if form == "segments":
+            segments, rest = [], list(layers)
+            for count in numbers:
+                segments.append(segment(rest[:count], hasattr(model, "gradient_checkpointing_enable")))
+                rest = rest[count:]
+            layers = self.torch.nn.ModuleList(segments)
+            setattr(owner, name, layers)
+        if hasattr(model, "gradient_checkpointing_enable"):
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=arguments)
+        else:
+            model.checkpointing = functools.partial(self.torch.utils.checkpoint.checkpoint, **arguments)
+        for index, layer in enumerate(layers):
+            if form in ("every", "layers"):
+                chosen = index % numbers[0] == 0 if form == "every" else index in numbers
+            else:
+                chosen = True
+            layer.gradient_checkpointing = chosen
+            if form == "segments":
+                for part in layer.parts:
+                    part.gradient_checkpointing = False
 
     def shard(self, model, parallel):
         """FSDP2 with every decoder block and the root as units."""
@@ -467,6 +500,62 @@ class Run:
         context = os.environ.get("VRAMLEDGER_GPU_CONTEXT", 550 << 20)
         answer["context_bytes"] = int(context) if vramledger_host.emulated() else None
         return answer
+
+
+def mlp(linears):
+    """Linear layers with ReLU, each of which may be computed again."""
+    import torch
+
+    class Layer(torch.nn.Module):
+        gradient_checkpointing = False
+
+        def __init__(self, linear):
+            super().__init__()
+            self.linear = linear
+
+        def forward(self, x):
+            return torch.nn.functional.relu(self.linear(x))
+
+    class Mlp(torch.nn.Module):
+        checkpointing = None
+
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList(Layer(linear) for linear in linears)
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = self.checkpointing(layer, x) if layer.gradient_checkpointing else layer(x)
+            return x
+
+    return Mlp()
+
+
+def layers_of(model):
+    """The module that holds the repeated layers, and its name for them."""
+    for owner in model.modules():
+        for name in ("layers", "h"):
+            if hasattr(owner, name):
+                return owner, name
+    raise AttributeError("the model has no list of layers")
+
+
+def segment(layers, of_transformers):
+    """Consecutive layers as one that may be computed again."""
+    import torch
+
+    def run(self, hidden_states, *args, **kwargs):
+        for part in self.parts:
+            hidden_states = part(hidden_states, *args, **kwargs)
+        return hidden_states
+
+    base = torch.nn.Module
+    if of_transformers:
+        from transformers.modeling_layers import GradientCheckpointingLayer as base
+    kind = type("Segment", (base,), {"forward": run, "gradient_checkpointing": False})
+    made = kind()
+    made.parts = torch.nn.ModuleList(layers)
+    return made
 
 
 def local(tensor):

@@ -42,6 +42,8 @@ pub struct CaseSetup {
     attention: String,
     sdpa_kernel: String,
     checkpoint: String,
+    #[serde(default)]
+    checkpoint_reentrant: bool,
     optimizer: String,
     optimizer_impl: Option<String>,
     momentum: Option<f64>,
@@ -226,7 +228,8 @@ impl Case {
             autocast: s.autocast.as_deref().map(dtype).transpose()?,
             attention: choice!("attention", &s.attention),
             sdpa_kernel: choice!("sdpa_kernel", &s.sdpa_kernel),
-            checkpoint: choice!("checkpoint", &s.checkpoint),
+            checkpoint: s.checkpoint.parse().map_err(anyhow::Error::msg)?,
+            checkpoint_reentrant: s.checkpoint_reentrant,
             optimizer: choice!("optimizer", &s.optimizer),
             optimizer_impl: match &s.optimizer_impl {
                 Some(text) => Some(choice!("optimizer_impl", text)),

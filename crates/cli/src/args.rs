@@ -346,9 +346,14 @@ pub struct PlanSettings {
     /// The kernel that sdpa runs [default: the one PyTorch chooses]
     #[arg(long, value_name = "KERNEL", value_parser = value::choice(SdpaKernel::ALL, SdpaKernel::as_str), help_heading = "Model")]
     pub sdpa_kernel: Option<SdpaKernel>,
-    /// Activation checkpointing: full recomputes every decoder layer [default: none]
-    #[arg(long, value_name = "KIND", value_parser = value::choice(Checkpoint::ALL, Checkpoint::as_str), help_heading = "Model")]
+    /// Layers that backward computes again: none, full (every one), every:K (one of K, the first included), layers:0,2,5
+    /// (these), segments:4,4 (runs of layers, each as one), selective:mm,… (every one, but for the results of these
+    /// operators of torch) [default: none]
+    #[arg(long, value_name = "FORM", value_parser = value::checkpoint, help_heading = "Model")]
     pub checkpoint: Option<Checkpoint>,
+    /// A layer that is computed again runs backward within the backward of one node (use_reentrant=True)
+    #[arg(long, help_heading = "Model")]
+    pub checkpoint_reentrant: bool,
     /// The output object stays bound until the next forward
     #[arg(long, help_heading = "Model")]
     pub keep_outputs: bool,
@@ -432,7 +437,8 @@ impl PlanSettings {
             autocast: self.autocast.or(file.autocast),
             attention: self.attention.or(file.attention),
             sdpa_kernel: self.sdpa_kernel.or(file.sdpa_kernel),
-            checkpoint: self.checkpoint.or(file.checkpoint),
+            checkpoint: self.checkpoint.clone().or(file.checkpoint),
+            checkpoint_reentrant: self.checkpoint_reentrant || file.checkpoint_reentrant,
             keep_outputs: self.keep_outputs || file.keep_outputs,
             loss: self.loss.or(file.loss),
             optimizer: self.optimizer.or(file.optimizer),

@@ -2,6 +2,7 @@
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use vramledger::ledger::{Bytes, Dtype};
+use vramledger::models::Checkpoint;
 
 use crate::args::{Autocast, Steps};
 
@@ -85,6 +86,11 @@ pub fn steps(text: &str) -> Result<Steps, String> {
         return Ok(Steps(None));
     }
     positive_u32(text).map(|steps| Steps(Some(steps))).map_err(|refused| format!("{refused}, or `all`"))
+}
+
+/// Which layers backward computes again.
+pub fn checkpoint(text: &str) -> Result<Checkpoint, String> {
+    text.parse()
 }
 
 /// A number that is finite.

@@ -1,15 +1,48 @@
-//! Saved values, and activation checkpointing that is not reentrant.
+//! Activation checkpointing: saved values that are computed again in backward.
 //!
 //! A checkpointed function keeps its arguments and none of what its operators save. The first saved
 //! value that backward wants runs the function again; the run stops when the last value is saved.
+//! A selective checkpoint keeps the results of some operators besides, which that run takes instead
+//! of computing them.
 
+use std::any::Any;
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 use ledger::{Category, Dtype};
 
+use crate::graph::{Op, backward_from};
 use crate::session::{Scope, Session};
 use crate::tensor::Tensor;
+
+/// The operators whose results a selective checkpoint can keep, under their names in `torch.ops.aten`.
+pub const KEEPABLE: &[&str] = &[
+    "mm",
+    "addmm",
+    "bmm",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_softmax",
+    "native_layer_norm",
+    "silu",
+    "gelu",
+    "relu",
+    "tanh",
+];
+
+/// How a function is run again in backward.
+#[derive(Clone, Debug, Default)]
+pub enum Recompute {
+    /// Whenever the first of its saved values is wanted, up to the last of them.
+    #[default]
+    Values,
+    /// So, but for the results of these operators of [`KEEPABLE`], which are kept.
+    AllBut(Rc<[&'static str]>),
+    /// Whole, in the backward of one node around it, which then runs backward through it (reentrant).
+    Reentrant,
+}
 
 /// A value kept for backward.
 pub(crate) enum Saved {
@@ -31,24 +64,61 @@ pub(crate) enum SavedHook {
 /// A function that can be run again.
 type Checkpointed = Box<dyn Fn(&[Tensor]) -> Tensor>;
 
-/// One call of a checkpointed function.
-pub(crate) struct Frame {
+/// A checkpointed function with what it runs on and under.
+struct Call {
     function: Checkpointed,
     args: Vec<Tensor>,
     scope: Scope,
     autocast: Option<Dtype>,
+}
+
+impl Call {
+    fn new(args: Vec<Tensor>, function: impl Fn(&[Tensor]) -> Tensor + 'static) -> Self {
+        let session = args[0].session();
+        let (scope, autocast) = (session.scope(), session.autocast_dtype());
+        Self { function: Box::new(function), args, scope, autocast }
+    }
+
+    /// Runs the function again, over `args`, as in the forward pass.
+    fn again(&self, args: &[Tensor]) -> Tensor {
+        let session = Rc::clone(args[0].session());
+        session.recomputing.set(true);
+        let run = || session.autocast(self.autocast, || (self.function)(args));
+        let result = session.in_scope(self.scope, || {
+            session.with_grad(true, || session.with_category(Category::Activation, run))
+        });
+        session.recomputing.set(false);
+        result
+    }
+
+    /// What the function captured dies, by the order of fields of the closure.
+    fn release_function(&mut self) {
+        self.function = Box::new(|args| args[0].clone());
+    }
+}
+
+/// One call of a checkpointed function whose values are computed again.
+pub(crate) struct Frame {
+    call: Call,
     count: Cell<usize>,
     next: Cell<usize>,
     values: RefCell<Vec<Option<Tensor>>>,
     done: Cell<bool>,
+    kept: Vec<Kept>,
+}
+
+/// The results of an operator in a selective checkpoint, the oldest first.
+struct Kept {
+    operator: &'static str,
+    results: RefCell<VecDeque<Box<dyn Any>>>,
 }
 
 impl Drop for Frame {
-    /// What the function captured goes first, by the order of fields of the closure; then the arguments,
-    /// the last one first.
+    /// Kept results go first, then what the function captured, then the arguments, the last one first.
     fn drop(&mut self) {
-        self.function = Box::new(|args| args[0].clone());
-        while let Some(argument) = self.args.pop() {
+        self.kept.clear();
+        self.call.release_function();
+        while let Some(argument) = self.call.args.pop() {
             drop(argument);
         }
     }
@@ -113,35 +183,149 @@ impl Drop for Saved {
 }
 
 fn recompute(frame: &Rc<Frame>) {
-    let session = Rc::clone(frame.args[0].session());
+    let session = Rc::clone(frame.call.args[0].session());
     session.hooks.borrow_mut().push(SavedHook::HandOver(Rc::clone(frame)));
-    session.recomputing.set(true);
-    let run = || session.autocast(frame.autocast, || drop((frame.function)(&frame.args)));
-    session.in_scope(frame.scope, || {
-        session.with_grad(true, || session.with_category(Category::Activation, run));
-    });
-    session.recomputing.set(false);
+    drop(frame.call.again(&frame.call.args));
     session.stopped.set(false);
     session.hooks.borrow_mut().pop();
 }
 
 /// Runs `function` over `args` without keeping what its operators save.
 ///
-/// `args` and what `function` captures stay alive until the last saved value is let go.
-pub fn checkpoint(args: Vec<Tensor>, function: impl Fn(&[Tensor]) -> Tensor + 'static) -> Tensor {
+/// `args` and what `function` captures stay alive until the last saved value is let go, of a reentrant
+/// checkpoint until its node is.
+pub fn checkpoint(
+    how: &Recompute,
+    args: Vec<Tensor>,
+    function: impl Fn(&[Tensor]) -> Tensor + 'static,
+) -> Tensor {
     let session = Rc::clone(args[0].session());
+    let kept = match how {
+        Recompute::Reentrant => return reentrant(args, function),
+        Recompute::Values => [].as_slice(),
+        Recompute::AllBut(operators) => operators,
+    };
+    let keep = |&operator: &&'static str| Kept { operator, results: RefCell::default() };
     let frame = Rc::new(Frame {
-        function: Box::new(function),
-        args,
-        scope: session.scope(),
-        autocast: session.autocast_dtype(),
+        call: Call::new(args, function),
         count: Cell::new(0),
         next: Cell::new(0),
         values: RefCell::default(),
         done: Cell::new(false),
+        kept: kept.iter().map(keep).collect(),
     });
     session.hooks.borrow_mut().push(SavedHook::Forget(Rc::clone(&frame)));
-    let result = (frame.function)(&frame.args);
+    let result = (frame.call.function)(&frame.call.args);
     session.hooks.borrow_mut().pop();
     result
+}
+
+/// The function runs without a graph; the node around it keeps the arguments.
+fn reentrant(args: Vec<Tensor>, function: impl Fn(&[Tensor]) -> Tensor + 'static) -> Tensor {
+    let session = Rc::clone(args[0].session());
+    let op = Op::new(&session, &args.iter().collect::<Vec<_>>());
+    let mut call = Call::new(args, function);
+    let result = session.with_grad(false, || (call.function)(&call.args));
+    let wants: Vec<bool> = call.args.iter().map(Tensor::requires_grad).collect();
+    for argument in call.args.drain(..) {
+        op.save(&argument);
+    }
+    op.finish(result, move |outer| {
+        let detached = |(index, &wants): (usize, &bool)| {
+            let leaf = outer.saved(index).detach();
+            if wants {
+                leaf.set_requires_grad();
+            }
+            leaf
+        };
+        let inputs: Vec<Tensor> = wants.iter().enumerate().map(detached).collect();
+        let output = call.again(&inputs);
+        backward_from(&output, outer.grad());
+        inputs.iter().map(Tensor::grad).collect()
+    })
+}
+
+/// What an operator gives: a tensor or several.
+pub(crate) trait Results: 'static {
+    /// The same memory without history.
+    fn detached(&self) -> Self;
+    /// Notes that it is kept for backward.
+    fn note_saved(&self, session: &Session);
+}
+
+impl Results for Tensor {
+    fn detached(&self) -> Self {
+        self.detach()
+    }
+
+    fn note_saved(&self, session: &Session) {
+        if let Some(object) = self.object() {
+            session.note_saved(object);
+        }
+    }
+}
+
+impl<T: Results> Results for Option<T> {
+    fn detached(&self) -> Self {
+        self.as_ref().map(T::detached)
+    }
+
+    fn note_saved(&self, session: &Session) {
+        if let Some(results) = self {
+            results.note_saved(session);
+        }
+    }
+}
+
+impl<A: Results, B: Results> Results for (A, B) {
+    fn detached(&self) -> Self {
+        (self.0.detached(), self.1.detached())
+    }
+
+    fn note_saved(&self, session: &Session) {
+        self.0.note_saved(session);
+        self.1.note_saved(session);
+    }
+}
+
+impl<A: Results, B: Results, C: Results> Results for (A, B, C) {
+    fn detached(&self) -> Self {
+        (self.0.detached(), self.1.detached(), self.2.detached())
+    }
+
+    fn note_saved(&self, session: &Session) {
+        self.0.note_saved(session);
+        self.1.note_saved(session);
+        self.2.note_saved(session);
+    }
+}
+
+impl Session {
+    /// What `operator` of [`KEEPABLE`] gives: what `compute` does, or in a recomputation what a selective
+    /// checkpoint has kept of it.
+    pub(crate) fn results_of<R: Results>(&self, operator: &'static str, compute: impl FnOnce() -> R) -> R {
+        let Some((hook, index)) = self.kept(operator) else { return compute() };
+        match hook {
+            SavedHook::Forget(frame) => {
+                let results = compute();
+                results.note_saved(self);
+                frame.kept[index].results.borrow_mut().push_back(Box::new(results.detached()));
+                results
+            }
+            SavedHook::HandOver(frame) => {
+                let kept = frame.kept[index].results.borrow_mut().pop_front();
+                let kept = kept.and_then(|kept| kept.downcast().ok());
+                *kept.expect("a function calls its operators in the same order again")
+            }
+        }
+    }
+
+    /// The checkpoint that keeps the results of `operator`, where one does, and their index in it.
+    fn kept(&self, operator: &str) -> Option<(SavedHook, usize)> {
+        let hooks = self.hooks.borrow();
+        let hook = hooks.last().filter(|_| !self.stopped.get())?;
+        let (SavedHook::Forget(frame) | SavedHook::HandOver(frame)) = hook;
+        let index = frame.kept.iter().position(|kept| kept.operator == operator)?;
+        Some((hook.clone(), index))
+    }
 }

@@ -4,7 +4,7 @@
 //! before everything, input buffers that add in place where the older gradient has no other owner,
 //! and the five moments of a node at which something is let go (see [`run`]).
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::rc::Rc;
 
 use ledger::{Category, Dtype};
@@ -46,7 +46,6 @@ pub(crate) struct Node {
     next: RefCell<Next>,
     saved: RefCell<SmallVec<[Saved; 2]>>,
     outputs: RefCell<SmallVec<[(Dims, Dtype); 1]>>,
-    dependencies: Cell<u32>,
 }
 
 impl Node {
@@ -59,7 +58,6 @@ impl Node {
             next: RefCell::default(),
             saved: RefCell::default(),
             outputs: RefCell::new(outputs),
-            dependencies: Cell::new(0),
         }
     }
 }
@@ -99,7 +97,6 @@ impl Op {
             next: RefCell::new(next),
             saved: RefCell::default(),
             outputs: RefCell::default(),
-            dependencies: Cell::new(0),
         };
         Self { node: Some(Rc::new(node)), session }
     }
@@ -218,12 +215,26 @@ pub fn backward(loss: &Tensor) {
     drop(seed);
 }
 
+/// Runs backward from `result`, whose gradient is `grad`, inside a backward that is running.
+pub(crate) fn backward_from(result: &Tensor, grad: &Tensor) {
+    if let Some(root) = result.gradient_edge() {
+        run(root, grad.clone());
+    }
+}
+
 /// Gradients that wait for a node.
 type InputBuffer = SmallVec<[Option<Tensor>; 1]>;
 
+/// A node that waits for gradients.
+#[derive(Default)]
+struct Waiting {
+    /// How many edges lead to it from nodes that have not run.
+    dependencies: u32,
+    buffer: InputBuffer,
+}
+
 fn run(root: Edge, seed: Tensor) {
-    count_dependencies(&root.node);
-    let mut waiting: FxHashMap<*const Node, InputBuffer> = FxHashMap::default();
+    let mut waiting = count_dependencies(&root.node);
     let mut ready = ReadyQueue::default();
     let mut buffer = empty_buffer(&root.node);
     buffer[root.input] = Some(seed);
@@ -234,15 +245,16 @@ fn run(root: Edge, seed: Tensor) {
         let next = node.next.borrow();
         for (output, edge) in outputs.into_iter().zip(next.iter()) {
             let Some(edge) = edge else { continue };
-            let key = Rc::as_ptr(&edge.node);
-            let buffer = waiting.entry(key).or_insert_with(|| empty_buffer(&edge.node));
-            if let Some(output) = output {
-                accumulate(&mut buffer[edge.input], output);
+            let entry = waiting.entry(Rc::as_ptr(&edge.node)).or_default();
+            if entry.buffer.is_empty() {
+                entry.buffer = empty_buffer(&edge.node);
             }
-            edge.node.dependencies.set(edge.node.dependencies.get() - 1);
-            if edge.node.dependencies.get() == 0 {
-                let buffer = waiting.remove(&key).unwrap_or_default();
-                ready.push(Rc::clone(&edge.node), buffer);
+            if let Some(output) = output {
+                accumulate(&mut entry.buffer[edge.input], output);
+            }
+            entry.dependencies -= 1;
+            if entry.dependencies == 0 {
+                ready.push(Rc::clone(&edge.node), std::mem::take(&mut entry.buffer));
             }
         }
     }
@@ -253,18 +265,19 @@ fn empty_buffer(node: &Node) -> InputBuffer {
     smallvec![None; node.outputs.borrow().len()]
 }
 
-fn count_dependencies(root: &Rc<Node>) {
-    let mut seen = rustc_hash::FxHashSet::default();
+fn count_dependencies(root: &Rc<Node>) -> FxHashMap<*const Node, Waiting> {
+    let mut waiting: FxHashMap<*const Node, Waiting> = FxHashMap::default();
     let mut pending = vec![Rc::clone(root)];
-    seen.insert(Rc::as_ptr(root));
     while let Some(node) = pending.pop() {
         for edge in node.next.borrow().iter().flatten() {
-            edge.node.dependencies.set(edge.node.dependencies.get() + 1);
-            if seen.insert(Rc::as_ptr(&edge.node)) {
+            let entry = waiting.entry(Rc::as_ptr(&edge.node)).or_default();
+            entry.dependencies += 1;
+            if entry.dependencies == 1 {
                 pending.push(Rc::clone(&edge.node));
             }
         }
     }
+    waiting
 }
 
 /// Runs one node: unpack, compute, let go of the unpacked values, validate, let go of the incoming

@@ -12,7 +12,7 @@ mod ops;
 mod session;
 mod tensor;
 
-pub use checkpoint::checkpoint;
+pub use checkpoint::{KEEPABLE, Recompute, checkpoint};
 pub use dims::Dims;
 pub use graph::backward;
 pub use hardware::{Hardware, Lifetime, Profile};

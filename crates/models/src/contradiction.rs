@@ -1,5 +1,6 @@
 //! Settings that rule each other out.
 
+use crate::checkpoint::Checkpoint;
 use crate::setup::{Optimizer, OptimizerImpl, Setup, ZeroGrad};
 
 /// Why no run can have a setup.
@@ -70,6 +71,18 @@ impl Setup {
             return no(
                 &["capturable", "optimizer"],
                 format!("`--capturable` is of adam, adamw and rmsprop, not of {optimizer}"),
+            );
+        }
+        if self.checkpoint_reentrant && self.checkpoint == Checkpoint::None {
+            return no(
+                &["checkpoint-reentrant", "checkpoint"],
+                "`--checkpoint-reentrant` needs a `--checkpoint` other than none".into(),
+            );
+        }
+        if self.checkpoint_reentrant && matches!(self.checkpoint, Checkpoint::Selective(_)) {
+            return no(
+                &["checkpoint-reentrant", "checkpoint"],
+                "`--checkpoint-reentrant`: a selective checkpoint is not reentrant".into(),
             );
         }
         if self.optimizer_in_backward {

@@ -12,11 +12,12 @@ use ledger::Dtype;
 
 use crate::architecture::{Architecture, Extents, WORK_OF_DECODER_LAYER};
 use crate::causal_lm::{Cache, Script, position_ids, shares_heads};
+use crate::checkpoint::Checkpointing;
 use crate::mask::Masking;
 use crate::network::{Built, Network, Pass};
 use crate::nn::{Builder, Embedding, Linear, RmsNorm};
 use crate::rotary::Angles;
-use crate::setup::{Checkpoint, Setup};
+use crate::setup::Setup;
 
 pub(crate) use config::{DecoderConfig, Defaults, HeadNorm, Windowed};
 use layer::Layer;
@@ -73,7 +74,7 @@ impl Architecture for DecoderConfig {
         let network = Decoder {
             config: self.clone(),
             script: Script::new(setup),
-            checkpoint: setup.checkpoint == Checkpoint::Full,
+            checkpointing: Checkpointing::new(setup),
             eager: attention.eager,
             embed_tokens,
             layers,
@@ -87,7 +88,7 @@ impl Architecture for DecoderConfig {
 struct Decoder {
     config: DecoderConfig,
     script: Script,
-    checkpoint: bool,
+    checkpointing: Checkpointing,
     eager: bool,
     embed_tokens: Embedding,
     layers: Vec<Rc<Layer>>,
@@ -103,7 +104,7 @@ impl Decoder {
             let [batch, length] = [input_ids.size(0), input_ids.size(1)];
             let embeddings = self.embed_tokens.forward(input_ids);
             let config = &self.config;
-            let cache = (config.use_cache && !self.checkpoint).then(Cache::default);
+            let cache = (config.use_cache && !self.checkpointing.is_on()).then(Cache::default);
             let position_ids = position_ids(session, length);
             let dtype = embeddings.dtype();
             let cached = cache.is_some();
@@ -112,24 +113,32 @@ impl Decoder {
             let sliding = config.masks.window.and_then(|window| masking.sliding(window));
             let mut hidden = embeddings.clone();
             let angles = config.rotary.angles(session, length, dtype);
-            for (index, layer) in self.layers.iter().enumerate() {
-                let windowed = config.windowed.at(index as u64);
-                let mask = if windowed { &sliding } else { &causal };
-                let window = config.masks.window.filter(|_| windowed);
-                hidden = session.scoped(&format!("layers.{index}"), || {
-                    if !self.checkpoint {
-                        return layer.forward(
-                            &hidden,
-                            &angles,
-                            mask.as_ref(),
-                            cache.as_ref().map(|cache| (cache, window)),
-                        );
+            for segment in self.checkpointing.segments(self.layers.len()) {
+                let windowed = |index: usize| config.windowed.at(index as u64);
+                let mask = |index: usize| if windowed(index) { &sliding } else { &causal };
+                if !segment.recomputed {
+                    for index in segment.layers {
+                        let window = config.masks.window.filter(|_| windowed(index));
+                        let cache = cache.as_ref().map(|cache| (cache, window));
+                        hidden = session.scoped(&format!("layers.{index}"), || {
+                            self.layers[index].forward(&hidden, &angles, mask(index).as_ref(), cache)
+                        });
                     }
-                    let layer = Rc::clone(layer);
-                    let kept = Kept::new(mask, &angles, &position_ids, config.position_ids_first);
-                    checkpoint(vec![hidden.clone()], move |args| {
-                        layer.forward(&args[0], &kept.angles(), kept.mask.as_ref(), None)
-                    })
+                    continue;
+                }
+                let call = |index| {
+                    let kept = Kept::new(mask(index), &angles, &position_ids, config.position_ids_first);
+                    (format!("layers.{index}"), Rc::clone(&self.layers[index]), kept)
+                };
+                let calls: Vec<_> = segment.layers.map(call).collect();
+                hidden = checkpoint(self.checkpointing.how(), vec![hidden.clone()], move |args| {
+                    let mut hidden = args[0].clone();
+                    for (name, layer, kept) in &calls {
+                        let (angles, mask) = (kept.angles(), kept.mask.as_ref());
+                        let session = Rc::clone(hidden.session());
+                        hidden = session.scoped(name, || layer.forward(&hidden, &angles, mask, None));
+                    }
+                    hidden
                 });
             }
             hidden = self.norm.forward(&hidden);

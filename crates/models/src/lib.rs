@@ -2,6 +2,7 @@
 
 mod architecture;
 mod causal_lm;
+mod checkpoint;
 mod config;
 mod contradiction;
 mod decoder;
@@ -19,11 +20,10 @@ mod run;
 mod setup;
 mod train;
 
+pub use checkpoint::Checkpoint;
 pub use contradiction::Contradiction;
 pub use gpus::{GPUS, Gpu};
 pub use lora::{ALL_LINEAR, Lora};
 pub use presets::{PRESETS, Preset};
 pub use run::{Flops, Model, Parameters, PlanError, Run};
-pub use setup::{
-    Attention, Checkpoint, MlpLoss, Optimizer, OptimizerImpl, SdpaKernel, Setup, Torch, ZeroGrad,
-};
+pub use setup::{Attention, MlpLoss, Optimizer, OptimizerImpl, SdpaKernel, Setup, Torch, ZeroGrad};

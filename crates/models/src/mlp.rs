@@ -6,9 +6,10 @@ use engine::{Problem, Session, Tensor, checkpoint};
 use ledger::{Category, Dtype};
 
 use crate::architecture::{Architecture, Extents};
+use crate::checkpoint::Checkpointing;
 use crate::network::{Built, Network, Pass};
 use crate::nn::{Activation, Builder, Linear};
-use crate::setup::{Checkpoint, MlpLoss, Setup};
+use crate::setup::{MlpLoss, Setup};
 
 /// An MLP: `layers` of `width`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +23,7 @@ struct Mlp {
     batch: u64,
     dtype: Dtype,
     loss: MlpLoss,
-    checkpoint: bool,
+    checkpointing: Checkpointing,
     keep_outputs: bool,
     autocast: Option<Dtype>,
     layers: Vec<Rc<Linear>>,
@@ -58,7 +59,7 @@ impl Architecture for MlpConfig {
             batch: setup.batch,
             dtype,
             loss: setup.mlp_loss,
-            checkpoint: setup.checkpoint == Checkpoint::Full,
+            checkpointing: Checkpointing::new(setup),
             keep_outputs: setup.keep_outputs,
             autocast: setup.autocast,
             layers,
@@ -81,19 +82,23 @@ impl Mlp {
     fn run(&self, x: &Tensor, pass: &mut Pass) {
         let session = Rc::clone(x.session());
         let mut hidden = x.clone();
-        for (index, layer) in self.layers.iter().enumerate() {
-            hidden = session.scoped(&format!("layers.{index}"), || {
-                let layer = Rc::clone(layer);
-                let block = move |x: &Tensor| {
-                    let product = layer.forward(x);
-                    Activation::Relu.forward(&product)
-                };
-                if self.checkpoint {
-                    checkpoint(vec![hidden.clone()], move |args| block(&args[0]))
-                } else {
-                    block(&hidden)
+        for segment in self.checkpointing.segments(self.layers.len()) {
+            let call = |index| (format!("layers.{index}"), Rc::clone(&self.layers[index]));
+            let calls: Vec<_> = segment.layers.map(call).collect();
+            let block = move |args: &[Tensor]| {
+                let mut hidden = args[0].clone();
+                for (name, layer) in &calls {
+                    let session = Rc::clone(hidden.session());
+                    hidden = session.scoped(name, || layer.forward(&hidden));
+                    hidden = session.scoped(name, || Activation::Relu.forward(&hidden));
                 }
-            });
+                hidden
+            };
+            hidden = if segment.recomputed {
+                checkpoint(self.checkpointing.how(), vec![hidden.clone()], block)
+            } else {
+                block(std::slice::from_ref(&hidden))
+            };
         }
         pass.rebind_output(hidden.clone(), None);
         let out = hidden;

@@ -5,9 +5,10 @@ use std::rc::Rc;
 use engine::{Session, Tensor, release};
 use ledger::{Category, Dtype};
 
+use crate::checkpoint::Checkpoint;
 use crate::lora::{Adapter, Lora};
 use crate::network::{Built, Network};
-use crate::setup::{Checkpoint, Setup};
+use crate::setup::Setup;
 
 /// Makes parameters and buffers in the order in which a module's `_apply` visits them.
 pub(crate) struct Builder {

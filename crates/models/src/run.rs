@@ -7,6 +7,7 @@ use ledger::{Dtype, Tape};
 
 use crate::architecture::Architecture;
 use crate::config;
+use crate::contradiction::Contradiction;
 use crate::families::FAMILIES;
 use crate::gpus::Gpu;
 use crate::mlp::MlpConfig;
@@ -139,7 +140,7 @@ impl Model {
         if setup.batch == 0 || setup.accumulate == 0 || setup.steps == 0 || setup.world_size == 0 {
             return refuse("batch, accumulate, steps and world-size must be at least 1".into());
         }
-        if let Some(contradiction) = setup.contradiction() {
+        if let Some(contradiction) = self.contradiction(setup) {
             return refuse(contradiction.sentence);
         }
         if setup.seqs.contains(&0) {
@@ -176,6 +177,20 @@ impl Model {
             ));
         }
         Ok(())
+    }
+
+    /// The first settings that rule each other out, or that this model cannot have, where there are any.
+    pub fn contradiction(&self, setup: &Setup) -> Option<Contradiction> {
+        setup.contradiction().or_else(|| {
+            let sentence = setup.checkpoint.problem(self.architecture.extents().layers)?;
+            Some(Contradiction { settings: vec!["checkpoint"], sentence })
+        }).or_else(|| {
+            let untrained = setup.checkpoint_reentrant && self.family == MLP && setup.checkpoint.recomputes_first();
+            untrained.then(|| Contradiction {
+                settings: vec!["checkpoint-reentrant", "checkpoint"],
+                sentence: "`--checkpoint-reentrant`: the input of an mlp needs no gradient, so that a recomputed first layer would get none".into(),
+            })
+        })
     }
 
     /// What sdpa is asked to run in a pass over `seq` tokens; nothing where attention is written out.

@@ -4,6 +4,7 @@ use engine::Kernel;
 use ledger::Dtype;
 
 use crate::causal_lm::AttentionSetup;
+use crate::checkpoint::Checkpoint;
 use crate::lora::Lora;
 
 macro_rules! choices {
@@ -52,14 +53,6 @@ choices! {
         Math = "math",
         /// cuDNN's fused attention.
         Cudnn = "cudnn",
-    }
-
-    /// Activation checkpointing.
-    Checkpoint {
-        /// Every saved tensor is kept.
-        None = "none",
-        /// Every decoder layer is recomputed in backward (not reentrant).
-        Full = "full",
     }
 
     /// The optimizer, under its name in `torch.optim`.
@@ -132,6 +125,8 @@ pub struct Setup {
     pub sdpa_kernel: SdpaKernel,
     /// Activation checkpointing.
     pub checkpoint: Checkpoint,
+    /// A recomputed layer runs backward within the backward of one node (`use_reentrant=True`).
+    pub checkpoint_reentrant: bool,
     /// The optimizer.
     pub optimizer: Optimizer,
     /// Its implementation; none: what torch picks on CUDA.
@@ -179,6 +174,7 @@ impl Default for Setup {
             attention: Attention::Sdpa,
             sdpa_kernel: SdpaKernel::Default,
             checkpoint: Checkpoint::None,
+            checkpoint_reentrant: false,
             optimizer: Optimizer::AdamW,
             optimizer_impl: None,
             momentum: 0.0,

@@ -53,14 +53,34 @@ fn setups() -> impl Strategy<Value = Setup> {
         select(vec![None, Some(Dtype::Bf16), Some(Dtype::Fp16)]),
         select(Attention::ALL),
         select(SdpaKernel::ALL),
-        select(Checkpoint::ALL),
+        (
+            select(vec![
+                "none",
+                "full",
+                "every:2",
+                "layers:1",
+                "segments:2",
+                "selective:mm,addmm,bmm,_softmax",
+            ]),
+            any::<bool>(),
+        ),
         select(Optimizer::ALL),
         select(OptimizerImpl::ALL),
         select(ZeroGrad::ALL),
         (select(vec![0.0, 0.9]), select(vec![None, Some(0.1)]), any::<[bool; 4]>()),
     );
     (numbers, words).prop_map(|((batch, seqs, accumulate, keep_outputs, clip), words)| {
-        let (dtype, autocast, attention, kernel, checkpoint, optimizer, form, zero_grad, hyper) = words;
+        let (
+            dtype,
+            autocast,
+            attention,
+            kernel,
+            (checkpoint, checkpoint_reentrant),
+            optimizer,
+            form,
+            zero_grad,
+            hyper,
+        ) = words;
         let (momentum, weight_decay, [nesterov, amsgrad, capturable, optimizer_in_backward]) = hyper;
         let setup = Setup {
             batch,
@@ -69,7 +89,8 @@ fn setups() -> impl Strategy<Value = Setup> {
             autocast,
             attention,
             sdpa_kernel: kernel,
-            checkpoint,
+            checkpoint: checkpoint.parse().unwrap(),
+            checkpoint_reentrant,
             optimizer,
             optimizer_impl: Some(form),
             momentum,
@@ -88,7 +109,7 @@ fn setups() -> impl Strategy<Value = Setup> {
             return setup;
         }
         let plain = Setup { nesterov: false, amsgrad: false, capturable: false, ..setup };
-        Setup { optimizer_impl: None, optimizer_in_backward: false, ..plain }
+        Setup { optimizer_impl: None, optimizer_in_backward: false, checkpoint_reentrant: false, ..plain }
     })
 }
 

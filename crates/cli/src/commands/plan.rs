@@ -17,11 +17,11 @@ pub fn run(args: PlanArgs, common: &Common) -> Result<Exit> {
         None => (args.settings, Vec::new()),
     };
     let placed = |error: Error, others: &[&str]| setup_file::placed(error, others, &places);
+    let model = vramledger::load_model(&args.model)?;
     let setup = setup(&settings).map_err(|error| placed(error, &[]))?;
-    if let Some(contradiction) = setup.contradiction() {
+    if let Some(contradiction) = model.model.contradiction(&setup) {
         return Err(placed(anyhow!(contradiction.sentence), &contradiction.settings));
     }
-    let model = vramledger::load_model(&args.model)?;
     let mut gpu =
         vramledger::find_gpu(settings.gpu.as_deref().unwrap_or(vramledger::models::GPUS[0].name))?.clone();
     gpu.capacity = settings.capacity.unwrap_or(gpu.capacity);
@@ -58,7 +58,8 @@ fn setup(settings: &PlanSettings) -> Result<Setup> {
         autocast: settings.autocast.map_or(usual.autocast, |autocast| autocast.0),
         attention: settings.attention.unwrap_or(usual.attention),
         sdpa_kernel: settings.sdpa_kernel.unwrap_or(usual.sdpa_kernel),
-        checkpoint: settings.checkpoint.unwrap_or(usual.checkpoint),
+        checkpoint: settings.checkpoint.clone().unwrap_or(usual.checkpoint),
+        checkpoint_reentrant: settings.checkpoint_reentrant,
         optimizer: settings.optimizer.unwrap_or(usual.optimizer),
         optimizer_impl: settings.optimizer_impl.or(usual.optimizer_impl),
         momentum: settings.momentum.unwrap_or(usual.momentum),

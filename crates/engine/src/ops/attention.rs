@@ -211,27 +211,30 @@ fn flash(query: &Tensor, key: &Tensor, value: &Tensor, dropout: f64) -> Tensor {
     op.save(key);
     op.save(query);
     op.save(value);
-    let out = query.empty_like("sdpa", query.dtype());
-    let lse = Tensor::empty(session, "sdpa.logsumexp", [e.b, e.h, e.s], Dtype::Fp32);
-    let splits = if dropout == 0.0 { flash_splits(&session.hardware, e) } else { 1 };
-    let accumulators = (splits > 1).then(|| {
-        let lse = session.scratch(splits * e.b * e.h * e.s * 4, "sdpa.split_logsumexp");
-        let out = session.scratch(splits * e.b * e.h * e.s * up(e.d, 32) * 4, "sdpa.split_out");
-        (lse, out)
-    });
-    let seeds = session.profile.flash_attention_seeds.then(|| {
-        let state = || Tensor::empty(session, "sdpa.rng_state", [2], Dtype::Int64);
-        let mut seed = state();
-        let unused = Tensor::empty(session, "sdpa.rng_unused", [], Dtype::Int64);
-        if dropout > 0.0 {
-            seed = state();
+    let (out, lse, seeds) = session.results_of("_scaled_dot_product_flash_attention", || {
+        let out = query.empty_like("sdpa", query.dtype());
+        let lse = Tensor::empty(session, "sdpa.logsumexp", [e.b, e.h, e.s], Dtype::Fp32);
+        let splits = if dropout == 0.0 { flash_splits(&session.hardware, e) } else { 1 };
+        let accumulators = (splits > 1).then(|| {
+            let lse = session.scratch(splits * e.b * e.h * e.s * 4, "sdpa.split_logsumexp");
+            let out = session.scratch(splits * e.b * e.h * e.s * up(e.d, 32) * 4, "sdpa.split_out");
+            (lse, out)
+        });
+        let seeds = session.profile.flash_attention_seeds.then(|| {
+            let state = || Tensor::empty(session, "sdpa.rng_state", [2], Dtype::Int64);
+            let mut seed = state();
+            let unused = Tensor::empty(session, "sdpa.rng_unused", [], Dtype::Int64);
+            if dropout > 0.0 {
+                seed = state();
+            }
+            (seed, unused)
+        });
+        if let Some((lse, out)) = accumulators {
+            crate::release!(lse, out);
         }
-        (seed, unused)
+        session.add_flops(e.flops());
+        (out, lse, seeds)
     });
-    if let Some((lse, out)) = accumulators {
-        crate::release!(lse, out);
-    }
-    session.add_flops(e.flops());
     op.save_result(&lse);
     op.save_result(&out);
     if let Some((seed, unused)) = &seeds {
@@ -302,16 +305,19 @@ fn efficient(query: &Tensor, key: &Tensor, value: &Tensor, attention: Attention<
     op.save(query);
     op.save(value);
     let dropped = attention.dropout > 0.0;
-    let seeds = (!dropped && session.profile.efficient_attention_seeds).then(|| {
-        let seed = Tensor::empty(session, "sdpa.rng_seed", [], Dtype::Int64);
-        (seed, Tensor::empty(session, "sdpa.rng_offset", [], Dtype::Int64))
+    let (out, lse, seeds) = session.results_of("_scaled_dot_product_efficient_attention", || {
+        let seeds = (!dropped && session.profile.efficient_attention_seeds).then(|| {
+            let seed = Tensor::empty(session, "sdpa.rng_seed", [], Dtype::Int64);
+            (seed, Tensor::empty(session, "sdpa.rng_offset", [], Dtype::Int64))
+        });
+        let out = e.strided(session, "sdpa", e.h, query.dtype());
+        let lse = logsumexp(&op, [e.b, e.h, up(e.s, 32)]);
+        if query.is_half() && e.d > 128 {
+            drop(session.scratch(out.numel() * 4, "sdpa.accumulator"));
+        }
+        session.add_flops(e.flops());
+        (out, lse, seeds)
     });
-    let out = e.strided(session, "sdpa", e.h, query.dtype());
-    let lse = logsumexp(&op, [e.b, e.h, up(e.s, 32)]);
-    if query.is_half() && e.d > 128 {
-        drop(session.scratch(out.numel() * 4, "sdpa.accumulator"));
-    }
-    session.add_flops(e.flops());
     op.save_result(&lse);
     op.save_result(&out);
     if let Some((seed, offset)) = &seeds {
@@ -403,11 +409,14 @@ fn cudnn(query: &Tensor, key: &Tensor, value: &Tensor, mask: Option<&Tensor>) ->
     op.save(key);
     op.save(query);
     op.save(value);
-    let seed = Tensor::empty(session, "sdpa.rng_seed", [], Dtype::Int64);
-    let offset = Tensor::empty(session, "sdpa.rng_offset", [], Dtype::Int64);
-    let out = query.empty_like("sdpa", query.dtype());
-    let lse = logsumexp(&op, [e.b, e.h, e.s]);
-    session.add_flops(e.flops());
+    let (out, lse, (seed, offset)) = session.results_of("_scaled_dot_product_cudnn_attention", || {
+        let seed = Tensor::empty(session, "sdpa.rng_seed", [], Dtype::Int64);
+        let offset = Tensor::empty(session, "sdpa.rng_offset", [], Dtype::Int64);
+        let out = query.empty_like("sdpa", query.dtype());
+        let lse = logsumexp(&op, [e.b, e.h, e.s]);
+        session.add_flops(e.flops());
+        (out, lse, (seed, offset))
+    });
     op.save_result(&lse);
     op.save_result(&out);
     op.save_result(&offset);

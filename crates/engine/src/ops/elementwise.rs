@@ -56,7 +56,7 @@ impl Tensor {
         if keeps == Keeps::Input {
             op.save(self);
         }
-        let out = pointwise(what, &[self], self.dtype());
+        let out = self.session().results_of(what, || pointwise(what, &[self], self.dtype()));
         if keeps == Keeps::Result {
             op.save_result(&out);
         }
@@ -230,7 +230,9 @@ impl Tensor {
         };
         let from = input.dtype();
         let op = Op::new(self.session(), &[&input]);
-        let out = Self::empty(self.session(), "softmax", input.shape(), dtype.unwrap_or(from));
+        let out = self.session().results_of("_softmax", || {
+            Self::empty(self.session(), "softmax", input.shape(), dtype.unwrap_or(from))
+        });
         op.save_result(&out);
         op.finish(out, move |call| {
             let grad = call.grad();

@@ -18,10 +18,12 @@ impl Tensor {
         op.save(&bias);
         op.save(&input);
         op.save(&weight);
-        let rows = Dims::from([input.rows()[0]]);
-        let out = Self::empty(session, "layer_norm", input.shape(), input.dtype());
-        let mean = Self::empty(session, "layer_norm.mean", rows, Dtype::Fp32);
-        let deviation = Self::empty(session, "layer_norm.rstd", rows, Dtype::Fp32);
+        let (out, mean, deviation) = session.results_of("native_layer_norm", || {
+            let rows = Dims::from([input.rows()[0]]);
+            let out = Self::empty(session, "layer_norm", input.shape(), input.dtype());
+            let mean = Self::empty(session, "layer_norm.mean", rows, Dtype::Fp32);
+            (out, mean, Self::empty(session, "layer_norm.rstd", rows, Dtype::Fp32))
+        });
         op.save_result(&mean);
         op.save_result(&deviation);
         let out = op.finish(out, layer_norm_backward);

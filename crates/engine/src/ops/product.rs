@@ -59,7 +59,7 @@ impl Tensor {
     pub fn mm(&self, other: &Self) -> Self {
         let op = Op::new(self.session(), &[self, other]);
         let (left, right) = op.save_factors(self, other);
-        let out = multiply("mm", self, other);
+        let out = self.session().results_of("mm", || multiply("mm", self, other));
         let (this_shape, this_strides) = (self.shape(), self.strides());
         let (other_shape, other_strides) = (other.shape(), other.strides());
         op.finish(out, move |call| {
@@ -85,13 +85,16 @@ impl Tensor {
         if left {
             op.save(mat2);
         }
-        let shape = [mat1.shape()[0], mat2.shape()[1]];
-        let inner = mat1.shape()[1];
-        let out = Self::empty(session, "addmm", shape, mat1.dtype());
-        let (a, b) = (operand(mat1), operand(mat2));
-        session.product_workspace(inner > 1 && shape[1] > 1);
-        session.add_flops(2 * out.numel() * inner);
-        crate::release!(b, a);
+        let out = session.results_of("addmm", || {
+            let shape = [mat1.shape()[0], mat2.shape()[1]];
+            let inner = mat1.shape()[1];
+            let out = Self::empty(session, "addmm", shape, mat1.dtype());
+            let (a, b) = (operand(mat1), operand(mat2));
+            session.product_workspace(inner > 1 && shape[1] > 1);
+            session.add_flops(2 * out.numel() * inner);
+            crate::release!(b, a);
+            out
+        });
         let (mat1_shape, mat1_strides) = (mat1.shape(), mat1.strides());
         let (mat2_shape, mat2_strides) = (mat2.shape(), mat2.strides());
         op.finish(out, move |call| {
@@ -167,7 +170,7 @@ impl Tensor {
     pub fn bmm(&self, other: &Self) -> Self {
         let op = Op::new(self.session(), &[self, other]);
         let (left, right) = op.save_factors(self, other);
-        let out = multiply("bmm", self, other);
+        let out = self.session().results_of("bmm", || multiply("bmm", self, other));
         op.finish(out, move |call| {
             let grad = call.grad();
             let saved_left = || call.saved(call.saved_len() - 1);

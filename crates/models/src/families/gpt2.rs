@@ -8,11 +8,12 @@ use ledger::Dtype;
 use crate::architecture::{Architecture, Extents, WORK_OF_DECODER_LAYER};
 use crate::causal_lm::{AttentionSetup, Cache, Script, position_ids};
 use crate::config::{Fields, divides};
+use crate::checkpoint::Checkpointing;
 use crate::mask::Masking;
 use crate::network::{Built, Network, Pass};
 use crate::nn::{Activation, Builder, Conv1d, Embedding, LayerNorm, Linear};
 use crate::run::PlanError;
-use crate::setup::{Checkpoint, Setup};
+use crate::setup::Setup;
 
 /// The extents of a GPT-2.
 #[derive(Clone, Debug, PartialEq)]
@@ -159,7 +160,7 @@ impl Block {
 struct Gpt2 {
     config: Gpt2Config,
     script: Script,
-    checkpoint: bool,
+    checkpointing: Checkpointing,
     eager: bool,
     wte: Embedding,
     wpe: Embedding,
@@ -202,7 +203,7 @@ impl Architecture for Gpt2Config {
         let network = Gpt2 {
             config: self.clone(),
             script: Script::new(setup),
-            checkpoint: setup.checkpoint == Checkpoint::Full,
+            checkpointing: Checkpointing::new(setup),
             eager: attention.eager,
             wte,
             wpe,
@@ -245,7 +246,7 @@ impl Gpt2 {
         session.scoped("transformer", || {
             let [batch, length] = [input_ids.size(0), input_ids.size(1)];
             let input_ids = input_ids.view([batch, length]);
-            let cache = (self.config.use_cache && !self.checkpoint).then(Cache::default);
+            let cache = (self.config.use_cache && !self.checkpointing.is_on()).then(Cache::default);
             let embeddings = self.wte.forward(&input_ids);
             let position_ids = position_ids(session, length);
             let positions = self.wpe.forward(&position_ids);
@@ -254,19 +255,28 @@ impl Gpt2 {
             let cached = cache.is_some();
             let mask = Masking { session, batch, length, dtype, eager: self.eager, cached }.causal();
             hidden = session.scoped("drop", || hidden.dropout(self.config.embd_dropout));
-            for (index, block) in self.blocks.iter().enumerate() {
-                hidden = session.scoped(&format!("h.{index}"), || {
-                    if !self.checkpoint {
-                        return block.forward(&hidden, mask.as_ref(), cache.as_ref());
+            for segment in self.checkpointing.segments(self.blocks.len()) {
+                if !segment.recomputed {
+                    for index in segment.layers {
+                        hidden = session.scoped(&format!("h.{index}"), || {
+                            self.blocks[index].forward(&hidden, mask.as_ref(), cache.as_ref())
+                        });
                     }
-                    let block = Rc::clone(block);
-                    let mut args = vec![hidden.clone()];
-                    args.extend(mask.clone());
-                    let position_ids = position_ids.clone();
-                    checkpoint(args, move |args| {
-                        let _ = &position_ids;
-                        block.forward(&args[0], args.get(1), None)
-                    })
+                    continue;
+                }
+                let call = |index| (format!("h.{index}"), Rc::clone(&self.blocks[index]));
+                let calls: Vec<_> = segment.layers.map(call).collect();
+                let mut args = vec![hidden.clone()];
+                args.extend(mask.clone());
+                let position_ids = position_ids.clone();
+                hidden = checkpoint(self.checkpointing.how(), args, move |args| {
+                    let _ = &position_ids;
+                    let mut hidden = args[0].clone();
+                    for (name, block) in &calls {
+                        let session = Rc::clone(hidden.session());
+                        hidden = session.scoped(name, || block.forward(&hidden, args.get(1), None));
+                    }
+                    hidden
                 });
             }
             hidden = self.ln_f.forward(&hidden);
