@@ -4,9 +4,7 @@
 use std::collections::BTreeMap;
 
 use ledger::{Bytes, Category, Dtype, Event, Phase, Tape};
-use models::{
-    Attention, Checkpoint, GPUS, MlpLoss, Model, Optimizer, OptimizerImpl, Run, SdpaKernel, Setup, ZeroGrad,
-};
+use models::{Attention, GPUS, MlpLoss, Model, Optimizer, OptimizerImpl, Run, SdpaKernel, Setup, ZeroGrad};
 use proptest::prelude::*;
 use proptest::sample::select;
 
