@@ -41,6 +41,22 @@ pub struct Candidate {
     pub saving_by_category: BTreeMap<Category, ByteDelta>,
     /// The categories that hold as much at both peaks.
     pub unchanged: Vec<Category>,
+    /// What holds more or less at this peak, the largest change first; they sum to `saving` with its
+    /// sign turned.
+    pub differences: Vec<Difference>,
+}
+
+/// What the objects of one name and category hold at two peaks that is not the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// The name of the objects.
+    pub name: String,
+    /// What they are for.
+    pub category: Category,
+    /// What they hold at the baseline's peak.
+    pub baseline: Bytes,
+    /// What they hold at the candidate's peak.
+    pub candidate: Bytes,
 }
 
 /// Why ledgers cannot be compared.
@@ -97,9 +113,33 @@ fn compare_by(measure: Measure, baseline: Named<'_>, candidates: &[Named<'_>]) -
             peak: peak.clone(),
             saving: base.bytes.delta(peak.bytes),
             unchanged: unchanged.map(|(category, _)| *category).collect(),
+            differences: differences(base, peak),
             saving_by_category,
         })
     });
     let candidates = candidates.collect::<Option<Vec<_>>>()?;
     Some(Comparison { measure, baseline: baseline.name.into(), peak: base.clone(), candidates })
+}
+
+/// What is not the same at two peaks, by name and category.
+fn differences(base: &Peak, peak: &Peak) -> Vec<Difference> {
+    let mut rows: BTreeMap<(&str, Category), (Bytes, Bytes)> = BTreeMap::new();
+    for row in &base.contributors {
+        rows.entry((&row.name, row.category)).or_default().0 += row.bytes;
+    }
+    for row in &peak.contributors {
+        rows.entry((&row.name, row.category)).or_default().1 += row.bytes;
+    }
+    let changed = rows.into_iter().filter(|(_, (baseline, candidate))| baseline != candidate);
+    let mut differences: Vec<Difference> = changed
+        .map(|((name, category), (baseline, candidate))| Difference {
+            name: name.into(),
+            category,
+            baseline,
+            candidate,
+        })
+        .collect();
+    // Rows come by name and category, and a stable order keeps that among equal changes.
+    differences.sort_by_key(|row| std::cmp::Reverse(row.candidate.delta(row.baseline).get().unsigned_abs()));
+    differences
 }

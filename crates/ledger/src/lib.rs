@@ -18,7 +18,7 @@ mod words;
 
 pub use bytes::{ByteDelta, Bytes};
 pub use category::Category;
-pub use compare::{Candidate, CompareError, Comparison, Named, compare};
+pub use compare::{Candidate, CompareError, Comparison, Difference, Named, compare};
 pub use measure::{Measure, Provenance, Signal};
 pub use meter::{Meter, Oom, Reading};
 pub use model::{Contributor, Failure, Ladder, Ledger, Peak, Peaks, PhaseRow, Position, Totals};

@@ -1,12 +1,14 @@
 //! The report of a comparison: ledgers side by side.
 
-use wire::{Comparison, Contributor, Peak};
+use wire::{Comparison, Contributor, Difference, Peak};
 
 use crate::units::{Unit, difference, size};
 use crate::{Block, Column, Page, Report, Sheet};
 
 /// The most owners that are shown.
 const MOST_OWNERS: usize = 20;
+/// The most differences that are shown.
+const MOST_DIFFERENCES: usize = 12;
 
 impl Report for Comparison {
     fn page(&self) -> Page {
@@ -62,7 +64,10 @@ impl Report for Comparison {
                     rows: savings,
                 },
                 owners(self),
-            ],
+            ]
+            .into_iter()
+            .chain(self.candidates.iter().filter_map(|candidate| differences(self, candidate)))
+            .collect(),
         }
     }
 
@@ -121,6 +126,42 @@ fn owners(of: &Comparison) -> Block {
         columns,
         rows: rows.collect(),
     }
+}
+
+/// What makes the difference of one candidate; none where nothing differs.
+fn differences(of: &Comparison, candidate: &wire::Candidate) -> Option<Block> {
+    let unit = Unit::of_largest([of.baseline.peak.bytes, candidate.peak.bytes]);
+    let row = |row: &Difference| {
+        vec![
+            row.name.clone(),
+            row.category.0.as_str().to_owned(),
+            unit.number(row.baseline_bytes),
+            unit.number(row.bytes),
+            unit.difference(row.difference_bytes),
+        ]
+    };
+    let mut rows: Vec<Vec<String>> = candidate.differences.iter().take(MOST_DIFFERENCES).map(row).collect();
+    let rest = candidate.differences.get(MOST_DIFFERENCES..).unwrap_or_default();
+    let sum = |rows: &[Difference]| rows.iter().map(|row| row.difference_bytes).sum();
+    let total = |name: String, bytes: i64| {
+        vec![name, String::new(), String::new(), String::new(), unit.difference(bytes)]
+    };
+    if !rest.is_empty() {
+        rows.push(total(format!("{} more", rest.len()), sum(rest)));
+    }
+    if rows.is_empty() {
+        return None;
+    }
+    rows.push(total("all".into(), sum(&candidate.differences)));
+    let columns = vec![
+        Column::words("object"),
+        Column::words("category"),
+        Column::numbers(of.baseline.name.clone()),
+        Column::numbers(candidate.name.clone()),
+        Column::numbers("difference"),
+    ];
+    let title = format!("What {} has more or less at its peak, {}", candidate.name, unit.name());
+    Some(Block::Table { title: Some(title), columns, rows })
 }
 
 /// Where a peak is: ` in step 2, backward`.

@@ -11,6 +11,10 @@ use crate::{Block, Column, Page, Report, Sheet};
 
 /// The most owners that are shown.
 const MOST_ROWS: usize = 20;
+/// The part of the reserved bytes beyond which what is in no block is worth a word.
+const WORTH_A_TRY: u64 = 5;
+/// The most letters of a place in the program.
+const WIDEST_NAME: usize = 56;
 /// The most growing places that are shown.
 const MOST_GROWING: usize = 8;
 /// The most segments that are shown, and of each the most pins.
@@ -45,16 +49,21 @@ impl Report for ReadReport<'_> {
         blocks.extend(self.steps());
         blocks.extend(self.growth());
         for stranding in self.reading.stranding.iter().filter(|stranding| stranding.stranded_bytes > 0) {
-            blocks.push(self.stranding(stranding));
+            blocks.extend(self.stranding(stranding));
         }
         if let Some(remedy) = &self.reading.remedy {
             blocks.push(Block::Line(format!(
                 "Would a setting have helped? {}.",
                 capitalized(&remedy.explanation)
             )));
-            blocks.extend(remedy.tried.as_ref().map(what_if));
+            blocks.extend(remedy.tried.iter().flat_map(what_if));
         }
-        blocks.extend(self.reading.what_if.as_ref().map(what_if));
+        if self.reading.what_if.is_none() && self.strands() {
+            let hint =
+                "`--what-if expandable_segments:True` tells what the same requests would have reserved then.";
+            blocks.push(Block::Line(hint.into()));
+        }
+        blocks.extend(self.reading.what_if.iter().flat_map(what_if));
         blocks.push(Block::List {
             title: "What the file does not tell".into(),
             items: self.ledger.warnings.clone(),
@@ -269,6 +278,17 @@ impl ReadReport<'_> {
         Unit::of_largest(peaks.into_iter().flatten().map(|peak| peak.bytes))
     }
 
+    /// Whether so much is reserved in vain that other settings are worth a try.
+    fn strands(&self) -> bool {
+        let expandable =
+            self.reading.file.settings.get("expandable_segments").and_then(|value| value.as_bool());
+        let worth = |stranding: &Stranding| {
+            stranding.at == "reserved_peak"
+                && stranding.stranded_bytes > stranding.reserved_bytes / WORTH_A_TRY
+        };
+        expandable != Some(true) && self.reading.stranding.iter().any(worth)
+    }
+
     fn several(&self) -> bool {
         self.ledger.devices.len() > 1
     }
@@ -404,7 +424,7 @@ impl ReadReport<'_> {
         if instant.by == "category" || peak.event != instant.event || peak.bytes == 0 {
             return None;
         }
-        let unit = self.unit();
+        let unit = Unit::of_largest([instant.bytes]);
         let mut rows: Vec<(&str, u64)> =
             peak.by_category.iter().map(|(category, bytes)| (category.0.as_str(), *bytes)).collect();
         rows.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(b.0)));
@@ -418,9 +438,9 @@ impl ReadReport<'_> {
     }
 
     fn owners(&self, instant: &Instant) -> Block {
-        let unit = self.unit();
+        let unit = Unit::of_largest([instant.bytes]);
         let row = |row: &InstantRow| {
-            let name = if instant.by == "size" { named_size(&row.name) } else { row.name.clone() };
+            let name = if instant.by == "size" { named_size(&row.name) } else { short(&row.name) };
             vec![
                 name,
                 row.category.map_or_else(|| "several".into(), |category| category.0.as_str().to_owned()),
@@ -450,18 +470,17 @@ impl ReadReport<'_> {
             String::new(),
         ]);
         let place = place(instant.step, instant.micro_batch, instant.phase.as_deref());
-        let time = instant.microseconds.map(|time| format!(", {} after the first entry", duration(time)));
+        let time = instant.microseconds.map(|time| format!(", {} on", duration(time)));
         let device =
             if self.several() { format!(" on {}", self.device(instant.device)) } else { String::new() };
+        let when = format!(
+            "After event {}{place}{device}{}, by {}",
+            thousands(instant.event),
+            time.unwrap_or_default(),
+            instant.by,
+        );
         Block::Table {
-            title: Some(format!(
-                "Who is there after event {}{place}{device}{}, by {}, {} {}",
-                thousands(instant.event),
-                time.unwrap_or_default(),
-                instant.by,
-                instant.measure.0.as_str(),
-                unit.name()
-            )),
+            title: Some(format!("{when}, {} {}", instant.measure.0.as_str(), unit.name())),
             columns: vec![
                 Column::words(instant.by.clone()),
                 Column::words("category"),
@@ -543,7 +562,7 @@ impl ReadReport<'_> {
         let unit = Unit::of_largest(growth.rows.iter().map(|row| row.bytes));
         let row = |row: &Growing| {
             vec![
-                row.name.clone(),
+                short(&row.name),
                 row.category.0.as_str().to_owned(),
                 unit.number(row.bytes_per_step),
                 format!("{}-{}", row.first_step, row.last_step),
@@ -580,10 +599,35 @@ impl ReadReport<'_> {
         blocks
     }
 
-    fn stranding(&self, stranding: &Stranding) -> Block {
+    fn stranding(&self, stranding: &Stranding) -> Vec<Block> {
         let unit = self.unit();
         let when = if stranding.at == "end" { "at the end" } else { "when most is reserved" };
-        let row = |segment: &Stranded| {
+        let device =
+            if self.several() { format!(" on {}", self.device(stranding.device)) } else { String::new() };
+        let mut text = format!(
+            "Reserved and in no block {when}{device}: {} of {}",
+            unit.size(stranding.stranded_bytes),
+            unit.size(stranding.reserved_bytes),
+        );
+        let pinned: Vec<&Stranded> = stranding.segments.iter().filter(|row| !row.pins.is_empty()).collect();
+        if stranding.whole_bytes > 0 {
+            let what = ", of which {} are whole segments that the allocator can give back";
+            text.push_str(&what.replace("{}", &unit.size(stranding.whole_bytes)));
+        }
+        if !pinned.is_empty() {
+            text.push_str(&format!(
+                ", and {} lie beside blocks in use in {}",
+                unit.size(stranding.pinned_bytes),
+                plural(pinned.len() as u64, "segment", "segments")
+            ));
+        }
+        text.push_str(&format!(
+            ". The largest free block has {}.",
+            unit.size(stranding.largest_free_block_bytes)
+        ));
+        let mut blocks = vec![Block::Line(text)];
+        let unit = Unit::of_largest(pinned.iter().map(|segment| segment.bytes));
+        let row = |segment: &&Stranded| {
             let mut pins: Vec<String> = segment.pins.iter().take(MOST_PINS).map(pin).collect();
             if segment.pins.len() > MOST_PINS {
                 let rest = segment.pins.iter().skip(MOST_PINS).map(|pin| pin.count).sum();
@@ -593,46 +637,51 @@ impl ReadReport<'_> {
                 unit.number(segment.bytes),
                 unit.number(segment.free_bytes),
                 unit.number(segment.largest_free_block_bytes),
-                if pins.is_empty() { "nothing: it can be given back".into() } else { pins.join("; ") },
+                pins.join("; "),
             ]
         };
-        let shown = stranding.segments.iter().take(MOST_SEGMENTS);
-        let device =
-            if self.several() { format!(" on {}", self.device(stranding.device)) } else { String::new() };
-        Block::Table {
-            title: Some(format!(
-                "Reserved and in no block {when}{device}: {} of {}, {} of it beside blocks in use in {}, the largest free block {}; {}",
-                unit.size(stranding.stranded_bytes),
-                unit.size(stranding.reserved_bytes),
-                unit.size(stranding.pinned_bytes),
-                plural(
-                    stranding.segments.iter().filter(|segment| !segment.pins.is_empty()).count() as u64,
-                    "segment",
-                    "segments"
-                ),
-                unit.size(stranding.largest_free_block_bytes),
-                unit.name()
-            )),
-            columns: vec![
-                Column::numbers("segment"),
-                Column::numbers("free"),
-                Column::numbers("largest"),
-                Column::words("kept by"),
-            ],
-            rows: shown.map(row).collect(),
+        if !pinned.is_empty() {
+            let more = match pinned.len().saturating_sub(MOST_SEGMENTS) {
+                0 => String::new(),
+                rows => format!("; {} more not shown", thousands(rows as u64)),
+            };
+            blocks.push(Block::Table {
+                title: Some(format!("Segments that are kept, {}{more}", unit.name())),
+                columns: vec![
+                    Column::numbers("segment"),
+                    Column::numbers("free"),
+                    Column::numbers("largest"),
+                    Column::words("kept by"),
+                ],
+                rows: pinned.iter().take(MOST_SEGMENTS).map(row).collect(),
+            });
         }
+        blocks
     }
 }
 
-/// `512.00 KiB of optimizer_state from step 1 (adam.py:179 _init_group)`.
+/// The frames of a place that fit into a page, the innermost first; at least that one.
+fn short(name: &str) -> String {
+    let mut shown = String::new();
+    for (index, frame) in name.split(" < ").enumerate() {
+        if index > 0 && shown.len() + frame.len() + 3 > WIDEST_NAME {
+            return shown + " < …";
+        }
+        let between = if index > 0 { " < " } else { "" };
+        shown = format!("{shown}{between}{frame}");
+    }
+    shown
+}
+
+/// `512.00 KiB optimizer_state of step 1, adam.py:179 _init_group`.
 fn pin(pin: &Pin) -> String {
     let since = match pin.since_step {
         None => String::new(),
-        Some(0) => " from before the steps".into(),
-        Some(step) => format!(" from step {step}"),
+        Some(0) => " of before the steps".into(),
+        Some(step) => format!(" of step {step}"),
     };
     let place = pin.name.split(" < ").next().unwrap_or_default();
-    format!("{} of {}{since} ({place})", size(pin.bytes), pin.category.0.as_str())
+    format!("{} {}{since}, {place}", size(pin.bytes), pin.category.0.as_str())
 }
 
 fn ladder(instant: &Instant) -> Block {
@@ -664,7 +713,7 @@ fn ladder(instant: &Instant) -> Block {
 }
 
 /// The recorded requests under other settings.
-fn what_if(of: &WhatIf) -> Block {
+fn what_if(of: &WhatIf) -> Vec<Block> {
     let all = || std::iter::once(&of.recorded).chain(&of.settings);
     let unit =
         Unit::of_largest(all().flat_map(|row| row.devices.iter().map(|device| device.peak_reserved_bytes)));
@@ -700,17 +749,16 @@ fn what_if(of: &WhatIf) -> Block {
     columns.extend(["allocated", "reserved", "stranded"].map(Column::numbers));
     columns.push(Column::words("out of memory"));
     let how = match of.differs_from {
-        None => "the replay takes and gives back the recorded segments".to_owned(),
+        None => {
+            "The replay under the recorded settings takes and gives back the recorded segments.".to_owned()
+        }
         Some(event) => format!(
-            "the replay takes other segments than recorded from event {} on, so the figures are near and not exact",
+            "The replay under the recorded settings takes other segments than recorded from event {} on: these figures are near and not exact.",
             thousands(event)
         ),
     };
-    Block::Table {
-        title: Some(format!("The same requests under other settings, {}; {how}", unit.name())),
-        columns,
-        rows: rows.collect(),
-    }
+    let title = Some(format!("The same requests under other settings, {}", unit.name()));
+    vec![Block::Table { title, columns, rows: rows.collect() }, Block::Line(how)]
 }
 
 /// `in step 2, backward of micro-batch 3`.

@@ -88,7 +88,7 @@ impl Run {
     fn answer(mut self, path: &str, file_bytes: u64, question: &ReadQuestion) -> Result<Ledger, Error> {
         let no_such = |what: String| Error::NoSuch { name: path.into(), what };
         let looked_at = self.instant_event(question).map_err(no_such)?;
-        let peak = self.books.peaks.reserved.as_ref().map(|peak| (peak.device, peak.event));
+        let peak = self.books.peaks.reserved.as_ref().map(|peak| (peak.device, self.served(peak.event)));
         let failure = self.books.oom.as_ref().map(|oom| (oom.device, oom.event));
         let last = self.taped.tape.len().checked_sub(1);
         let stops = looked_at.iter().map(|at| at.event).chain(peak.map(|at| at.1));

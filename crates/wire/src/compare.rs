@@ -43,6 +43,25 @@ pub struct Candidate {
     pub saving_by_category: BTreeMap<Category, i64>,
     /// The categories that hold as much at both peaks.
     pub unchanged: Vec<Category>,
+    /// What holds more or less at this peak than at the baseline's, the largest change first; their
+    /// `difference_bytes` sum to `saving_bytes` with its sign turned.
+    #[serde(default)]
+    pub differences: Vec<Difference>,
+}
+
+/// What the objects of one name and category hold at two peaks that is not the same.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Difference {
+    /// The name of the objects.
+    pub name: String,
+    /// What they are for.
+    pub category: Category,
+    /// What they hold at the baseline's peak.
+    pub baseline_bytes: u64,
+    /// What they hold at the candidate's peak.
+    pub bytes: u64,
+    /// `bytes` less `baseline_bytes`.
+    pub difference_bytes: i64,
 }
 
 impl Comparison {
@@ -72,6 +91,19 @@ impl From<&ledger::Candidate> for Candidate {
                 .map(|(category, saving)| (Category(*category), saving.get()))
                 .collect(),
             unchanged: candidate.unchanged.iter().copied().map(Category).collect(),
+            differences: candidate.differences.iter().map(Difference::from).collect(),
+        }
+    }
+}
+
+impl From<&ledger::Difference> for Difference {
+    fn from(row: &ledger::Difference) -> Self {
+        Self {
+            name: row.name.clone(),
+            category: Category(row.category),
+            baseline_bytes: row.baseline.get(),
+            bytes: row.candidate.get(),
+            difference_bytes: row.candidate.delta(row.baseline).get(),
         }
     }
 }

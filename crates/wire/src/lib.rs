@@ -17,7 +17,7 @@ pub use books::{
     About, Batch, Contributor, Device, DeviceKind, Flops, Ladder, Ledger, Oom, Outside, Parameters, Peak,
     Peaks, PhaseRow, Totals,
 };
-pub use compare::{Baseline, Candidate, Comparison};
+pub use compare::{Baseline, Candidate, Comparison, Difference};
 pub use document::{Document, schemas, to_json};
 pub use error::{ReadError, WriteError};
 pub use reading::{

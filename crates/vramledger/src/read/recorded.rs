@@ -82,6 +82,23 @@ impl Run {
         Ok(Some(LookedAt { measure, device, event }))
     }
 
+    /// The event with which the request is served that took memory from the device at `event`.
+    pub(super) fn served(&self, event: usize) -> usize {
+        let tape = &self.taped.tape;
+        let takes = |event: &usize| {
+            matches!(
+                tape.event(*event),
+                Event::SegmentAlloc(_)
+                    | Event::SegmentMap(_)
+                    | Event::SegmentFree(_)
+                    | Event::SegmentUnmap(_)
+            )
+        };
+        let next = (event..tape.len()).find(|event| !takes(event));
+        let serves = |event: &usize| matches!(tape.event(*event), Event::Alloc { .. });
+        next.filter(serves).unwrap_or(event)
+    }
+
     /// The device that the event at `event` is of.
     fn device_at(&self, event: usize) -> Option<DeviceId> {
         match self.taped.tape.event(event) {
