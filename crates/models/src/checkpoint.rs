@@ -181,3 +181,39 @@ impl Checkpointing {
         &self.how
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_form_is_written_as_it_is_read() {
+        for text in ["none", "full", "every:2", "layers:0,2,5", "segments:2,3", "selective:_softmax,mm"] {
+            assert_eq!(text.parse::<Checkpoint>().unwrap().to_string(), text);
+        }
+        let named: Checkpoint = "selective:torch.ops.aten.mm.default, aten._softmax".parse().unwrap();
+        assert_eq!(named.to_string(), "selective:_softmax,mm");
+        assert_eq!("layers:2,0,2".parse::<Checkpoint>().unwrap().to_string(), "layers:0,2");
+        for bad in
+            ["", "half", "every:", "every:0", "every:1,2", "layers:-1", "segments:0,1", "selective:nix"]
+        {
+            assert!(bad.parse::<Checkpoint>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn every_layer_is_in_one_segment() {
+        let of = |text: &str| -> Vec<(Range<usize>, bool)> {
+            let segments = text.parse::<Checkpoint>().unwrap().segments(4);
+            segments.into_iter().map(|segment| (segment.layers, segment.recomputed)).collect()
+        };
+        assert_eq!(of("every:3"), [(0..1, true), (1..2, false), (2..3, false), (3..4, true)]);
+        assert_eq!(of("layers:1"), [(0..1, false), (1..2, true), (2..3, false), (3..4, false)]);
+        assert_eq!(of("segments:1,3"), [(0..1, true), (1..4, true)]);
+        for (text, fits) in
+            [("layers:3", true), ("layers:4", false), ("segments:2,2", true), ("segments:2", false)]
+        {
+            assert_eq!(text.parse::<Checkpoint>().unwrap().problem(4).is_none(), fits, "{text}");
+        }
+    }
+}

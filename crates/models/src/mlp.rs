@@ -89,8 +89,7 @@ impl Mlp {
                 let mut hidden = args[0].clone();
                 for (name, layer) in &calls {
                     let session = Rc::clone(hidden.session());
-                    hidden = session.scoped(name, || layer.forward(&hidden));
-                    hidden = session.scoped(name, || Activation::Relu.forward(&hidden));
+                    hidden = session.scoped(name, || Activation::Relu.forward(&layer.forward(&hidden)));
                 }
                 hidden
             };

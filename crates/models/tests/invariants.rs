@@ -144,7 +144,11 @@ fn check(run: &Run, setup: &Setup) {
                 Category::Parameter | Category::Buffer | Category::OptimizerState | Category::Input => true,
                 Category::Gradient => setup.zero_grad == ZeroGrad::Keep,
                 // The loss that the script still names, and the output where it keeps one.
-                _ => name.ends_with("loss") || name.starts_with("loss.") || setup.keep_outputs,
+                _ => {
+                    name.ends_with("loss") || name.starts_with("loss.") || setup.keep_outputs
+                    // The node of a reentrant checkpoint, and with it its arguments, lives as long as the loss.
+                    || setup.checkpoint_reentrant
+                }
             };
             assert!(kept, "{bytes} bytes of {category} `{name}` are alive after step {}", step + 1);
         }
@@ -176,7 +180,8 @@ proptest! {
         let model = Model::from_mlp_name(&format!("mlp:{layers}x{width}")).unwrap().unwrap();
         let mlp_loss = if sum { MlpLoss::Sum } else { MlpLoss::MeanSquare };
         let setup = Setup { seqs: Vec::new(), mlp_loss, ..setup };
-        let run = model.train(&setup, &GPUS[0]).unwrap();
-        check(&run, &setup);
+        if model.contradiction(&setup).is_none() {
+            check(&model.train(&setup, &GPUS[0]).unwrap(), &setup);
+        }
     }
 }

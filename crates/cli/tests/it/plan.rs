@@ -147,6 +147,23 @@ fn settings_that_rule_each_other_out_are_named_with_their_places() {
             "--optimizer rmsprop --optimizer-impl fused",
             "`--optimizer-impl fused`: rmsprop is foreach or for-loop",
         ),
+        (
+            "--checkpoint layers:12",
+            "`--checkpoint layers:12`: there is no layer 12, the model has 12 from 0 on",
+        ),
+        (
+            "--checkpoint segments:6,5",
+            "`--checkpoint segments:6,5`: these are 11 layers, and the model has 12",
+        ),
+        ("--checkpoint-reentrant", "`--checkpoint-reentrant` needs a `--checkpoint` other than none"),
+        (
+            "--checkpoint selective:mm --checkpoint-reentrant",
+            "`--checkpoint-reentrant`: a selective checkpoint is not reentrant",
+        ),
+        (
+            "--optimizer-in-backward --accumulate 2",
+            "`--accumulate`: an update in backward lets go of each gradient as soon as it is there",
+        ),
         ("--weight-decay -1", "`--weight-decay` must be 0 or more, not -1"),
     ] {
         assert_eq!(run(&format!("plan gpt2 --seq 16 {setup}")).sentence(), sentence);
