@@ -5,6 +5,7 @@ mod case;
 mod emulation;
 mod emulator_symbols;
 mod events;
+mod fuzz;
 mod gen_snapshot;
 mod schema;
 mod tape_diff;
@@ -38,6 +39,8 @@ enum Command {
     TapeDiff(tape_diff::TapeDiff),
     /// The names the emulator must export for a build of PyTorch, from its libraries
     EmulatorSymbols(emulator_symbols::EmulatorSymbols),
+    /// Everything that reads a file, fed with what nobody would write
+    Fuzz(fuzz::Fuzz),
     /// A memory snapshot with N trace entries and a leak of known size, to measure readers with
     GenSnapshot(gen_snapshot::GenSnapshot),
 }
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
         Command::Schema => schema::run(),
         Command::TapeDiff(args) => tape_diff::run(&args),
         Command::EmulatorSymbols(args) => emulator_symbols::run(&args),
+        Command::Fuzz(args) => fuzz::run(&args),
         Command::GenSnapshot(args) => gen_snapshot::run(&args),
     };
     match done {

@@ -1,0 +1,19 @@
+//! `read` of any file, with everything that can be asked of it: a snapshot becomes a tape, and the tape an answer.
+#![no_main]
+
+use vramledger::{By, ReadQuestion, read};
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    let question = ReadQuestion {
+        by: By::Stack,
+        depth: 2,
+        what_if: vec!["expandable_segments:True".into()],
+        ..ReadQuestion::default()
+    };
+    if let Ok(ledger) = read("file", bytes.to_vec(), &question) {
+        for peak in [&ledger.peaks.requested, &ledger.peaks.allocated].into_iter().flatten() {
+            let rows: u64 = peak.contributors.iter().map(|row| row.bytes).sum();
+            assert_eq!(rows, peak.bytes, "the rows of a peak sum to it");
+        }
+    }
+});
