@@ -41,6 +41,8 @@ pub struct Profile {
     /// Whether a norm over a list of tensors brings their addresses to the device, with a partial result for
     /// each chunk; otherwise each tensor has as many partial results as the largest needs.
     pub listed_norms: bool,
+    /// Whether batches of outer products have a kernel of their own, without cuBLAS.
+    pub outer_product_kernel: bool,
 }
 
 /// How long a workspace of cuBLAS lives.
@@ -69,6 +71,7 @@ impl Profile {
         efficient_attention_groups: true,
         sorts_used_bits: true,
         listed_norms: true,
+        outer_product_kernel: true,
     };
     /// torch 2.11.
     pub const TORCH_2_11: Self = Self {
@@ -85,6 +88,7 @@ impl Profile {
         efficient_attention_groups: false,
         sorts_used_bits: false,
         listed_norms: false,
+        outer_product_kernel: false,
     };
     /// torch 2.6.
     pub const TORCH_2_6: Self = Self {
@@ -130,6 +134,11 @@ impl Hardware {
     /// memory-efficient attention need.
     pub(crate) const fn large_shared_memory(&self) -> bool {
         matches!(self.compute_capability, (8, 0 | 7) | (9..=11, _))
+    }
+
+    /// Whether it is one of the cards with less shared memory that train fewer head sizes with FlashAttention.
+    pub(crate) const fn small_shared_memory(&self) -> bool {
+        matches!(self.compute_capability, (8, 6 | 9) | (12, _))
     }
 
     /// Whether the card multiplies bf16 without emulation.

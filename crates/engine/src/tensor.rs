@@ -194,6 +194,14 @@ impl Tensor {
         self.0.offset
     }
 
+    /// `name = value`: what the name was bound to dies once `value` is there. Where a recomputation ended in making
+    /// it, the name stays as it was until its frame is left.
+    pub fn rebind(&mut self, value: Self) {
+        if !self.session().stopped.get() {
+            *self = value;
+        }
+    }
+
     /// The element type.
     pub fn dtype(&self) -> Dtype {
         self.0.dtype

@@ -63,7 +63,7 @@ impl Masking<'_> {
         let scan = integers(session, "packed_sequence_mask.scan", &[batch, length]);
         // One row is scanned by CUB's device scan, several by a kernel of their own.
         let tiles = (batch == 1).then(|| {
-            let bytes = session.scan_workspace(length);
+            let bytes = session.scan_workspace(length, Dtype::Int64);
             let what = "packed_sequence_mask.tiles";
             Tensor::of_category(session, what, Category::Workspace, [bytes], Dtype::Uint8)
         });

@@ -56,9 +56,14 @@ impl Kernel {
 
     /// Why this kernel cannot run `of`, as the end of a sentence; none where it can.
     pub fn refusal(self, hardware: &Hardware, profile: &Profile, of: Problem) -> Option<String> {
-        let (major, _) = hardware.compute_capability;
+        let major = hardware.compute_capability.0;
         let half = matches!(of.dtype, Dtype::Fp16 | Dtype::Bf16);
-        let cudnn_head = if major == 9 { 256 } else { 128 };
+        // Rows of the memory-efficient kernel's operands are loaded 16 bytes at a time.
+        let alignment = match major {
+            _ if half => 8,
+            8.. => 4,
+            _ => 1,
+        };
         match self {
             Self::Flash | Self::Cudnn if !half => {
                 Some(format!("takes fp16 or bf16, not {}", of.dtype.as_str()))
@@ -66,6 +71,12 @@ impl Kernel {
             Self::Flash | Self::Cudnn if major < 8 => Some("needs compute capability 8.0 or more".into()),
             Self::Flash if of.mask => Some("takes no mask".into()),
             Self::Flash if of.head > 256 => Some(format!("takes heads of at most 256, not {}", of.head)),
+            Self::Flash if hardware.small_shared_memory() && flash_spills(of) => {
+                Some(format!("cannot train heads of {} on this card", of.head))
+            }
+            Self::Efficient if !of.head.is_multiple_of(alignment) => {
+                Some(format!("takes heads of a multiple of {alignment}, not {}", of.head))
+            }
             Self::Efficient if of.dtype == Dtype::Bf16 && major < 8 => {
                 Some("takes bf16 from compute capability 8.0 on".into())
             }
@@ -75,12 +86,17 @@ impl Kernel {
             Self::Cudnn if of.dropout && !profile.cudnn_attention_drops => {
                 Some("is not modelled with dropout in this release of torch".into())
             }
-            Self::Cudnn if !of.head.is_multiple_of(8) || of.head > cudnn_head => {
-                Some(format!("takes heads of a multiple of 8 up to {cudnn_head}, not {}", of.head))
+            Self::Cudnn if !of.head.is_multiple_of(8) || (of.head > 128 && of.head != 256) => {
+                Some(format!("trains heads of a multiple of 8 up to 128, or of 256, not of {}", of.head))
             }
             _ => None,
         }
     }
+}
+
+/// Heads whose backward in FlashAttention needs more shared memory than the smaller cards have.
+const fn flash_spills(of: Problem) -> bool {
+    of.head > 192 && (of.head <= 224 || of.dropout)
 }
 
 /// What decides which kernel can run.
@@ -195,6 +211,11 @@ fn flash_splits(hardware: &Hardware, e: Extents) -> u64 {
     candidates().find(|splits| f64::from(efficiency(*splits)) >= 0.85 * f64::from(best)).unwrap_or(1)
 }
 
+/// The head size that FlashAttention accumulates in.
+const fn flash_head(head: u64) -> u64 {
+    if head <= 128 { up(head, 32) } else { up(head, 64) }
+}
+
 fn flash(query: &Tensor, key: &Tensor, value: &Tensor, dropout: f64) -> Tensor {
     let head = query.size(-1);
     if !head.is_multiple_of(8) {
@@ -217,7 +238,7 @@ fn flash(query: &Tensor, key: &Tensor, value: &Tensor, dropout: f64) -> Tensor {
         let splits = if dropout == 0.0 { flash_splits(&session.hardware, e) } else { 1 };
         let accumulators = (splits > 1).then(|| {
             let lse = session.scratch(splits * e.b * e.h * e.s * 4, "sdpa.split_logsumexp");
-            let out = session.scratch(splits * e.b * e.h * e.s * up(e.d, 32) * 4, "sdpa.split_out");
+            let out = session.scratch(splits * e.b * e.h * e.s * flash_head(e.d) * 4, "sdpa.split_out");
             (lse, out)
         });
         let seeds = session.profile.flash_attention_seeds.then(|| {
@@ -249,7 +270,7 @@ fn flash(query: &Tensor, key: &Tensor, value: &Tensor, dropout: f64) -> Tensor {
         let (dq, dk, dv) = gradients_like_inputs(call, 0);
         let rows = e.b * e.h * up(e.s, 128);
         let delta = session.scratch(rows * 4, "sdpa_backward.delta");
-        let dq_accumulator = session.scratch(rows * up(e.d, 32) * 4, "sdpa_backward.dq_accumulator");
+        let dq_accumulator = session.scratch(rows * flash_head(e.d) * 4, "sdpa_backward.dq_accumulator");
         let expanded = expanded_gradients(call, e);
         session.add_flops(e.flops() / 2 * 5);
         crate::release!(expanded, dq_accumulator, delta, out, grad);
@@ -377,15 +398,15 @@ fn efficient_workspace(hardware: &Hardware, e: Extents, half: bool, dropout: boo
     e.b * e.h * (queries + keys_and_values)
 }
 
-/// A boolean mask as an additive bias in the dtype of the queries; rows that are no multiple of 16
+/// A boolean mask as an additive bias in the dtype of the queries; rows that are no multiple of 8
 /// elements are padded by a copy.
 fn efficient_bias(mask: &Tensor, dtype: Dtype) -> Tensor {
     let bias = boolean_bias(mask, dtype);
     let length = bias.size(-1);
-    if length.is_multiple_of(16) {
+    if length.is_multiple_of(8) {
         return bias;
     }
-    Tensor::empty(bias.session(), "sdpa.bias", bias.shape_with_last(up(length, 16)), dtype)
+    Tensor::empty(bias.session(), "sdpa.bias", bias.shape_with_last(up(length, 8)), dtype)
 }
 
 /// `where(mask, 0, -inf)`.
@@ -446,20 +467,19 @@ fn math(query: &Tensor, key: &Tensor, value: &Tensor, attention: Attention<'_>) 
     let session = query.session();
     let origin = query.dtype();
     let compute = if query.is_half() { Dtype::Fp32 } else { origin };
+    // A given mask is made additive before anything else, in the dtype of the queries.
+    let given = attention.mask.map(|mask| boolean_bias(mask, origin));
     let query = query.to(compute);
     let key = key.to(compute);
     let value = value.to(compute);
     let [heads, length] = [query.size(1), query.size(2)];
     let scaled = query.mul_scalar();
-    let bias = match attention.mask {
-        Some(mask) => boolean_bias(mask, compute),
-        None => {
-            let ones = Tensor::empty(session, "sdpa.ones", [length, length], Dtype::Bool);
-            let causal = Tensor::empty(session, "sdpa.causal", [length, length], Dtype::Bool);
-            drop(ones);
-            boolean_bias(&causal, compute)
-        }
-    };
+    let causal = given.is_none().then(|| {
+        let ones = Tensor::empty(session, "sdpa.ones", [length, length], Dtype::Bool);
+        let causal = Tensor::empty(session, "sdpa.causal", [length, length], Dtype::Bool);
+        drop(ones);
+        boolean_bias(&causal, compute)
+    });
     let keys = repeat_heads(&key, heads);
     let values = repeat_heads(&value, heads);
     let transposed = keys.transpose(2, 3).mul_scalar();
@@ -472,7 +492,7 @@ fn math(query: &Tensor, key: &Tensor, value: &Tensor, attention: Attention<'_>) 
     let unused = weights.to(origin);
     let out = weights.matmul(&values);
     let result = out.to(origin);
-    crate::release!(out, weights, keys, values, scaled, bias, value, key, query, unused);
+    crate::release!(out, weights, keys, values, scaled, causal, value, key, query, unused, given);
     result
 }
 

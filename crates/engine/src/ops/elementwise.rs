@@ -14,29 +14,36 @@ pub(crate) const fn is_floating(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::Fp64 | Dtype::Fp32 | Dtype::Fp16 | Dtype::Bf16)
 }
 
-/// The dtype of a result over `a` and `b`: the higher category wins, within one category tensors
-/// with dimensions win over those without, then the wider type; fp16 with bf16 gives fp32.
-fn promote(a: &Tensor, b: &Tensor) -> Dtype {
-    let rank = |dtype: Dtype| match dtype {
-        Dtype::Bool => 0,
-        Dtype::Uint8 => 1,
-        Dtype::Int32 => 2,
-        Dtype::Int64 => 3,
-        Dtype::Fp16 | Dtype::Bf16 => 4,
-        Dtype::Fp32 => 5,
-        Dtype::Fp64 => 6,
-    };
-    let (x, y) = (a.dtype(), b.dtype());
-    if is_floating(x) != is_floating(y) {
-        return if is_floating(x) { x } else { y };
+/// The type that holds both: the wider one, floating-point before integers; fp16 with bf16 gives fp32.
+pub(crate) const fn wider(x: Dtype, y: Dtype) -> Dtype {
+    const fn rank(dtype: Dtype) -> u8 {
+        match dtype {
+            Dtype::Bool => 0,
+            Dtype::Uint8 => 1,
+            Dtype::Int32 => 2,
+            Dtype::Int64 => 3,
+            Dtype::Fp16 => 4,
+            Dtype::Bf16 => 5,
+            Dtype::Fp32 => 6,
+            Dtype::Fp64 => 7,
+        }
     }
-    match (a.shape().is_empty(), b.shape().is_empty()) {
-        (true, false) => y,
-        (false, true) => x,
-        _ if x == y => x,
-        _ if rank(x) == rank(y) => Dtype::Fp32,
+    match (x, y) {
+        (Dtype::Fp16, Dtype::Bf16) | (Dtype::Bf16, Dtype::Fp16) => Dtype::Fp32,
         _ if rank(x) > rank(y) => x,
         _ => y,
+    }
+}
+
+/// The dtype of a result over `a` and `b`: the higher category wins, within one category tensors
+/// with dimensions win over those without, then the wider type.
+fn promote(a: &Tensor, b: &Tensor) -> Dtype {
+    let (x, y) = (a.dtype(), b.dtype());
+    match (a.shape().is_empty(), b.shape().is_empty()) {
+        _ if is_floating(x) != is_floating(y) => wider(x, y),
+        (true, false) => y,
+        (false, true) => x,
+        _ => wider(x, y),
     }
 }
 
@@ -189,6 +196,17 @@ impl Tensor {
         })
     }
 
+    /// `self *= other` for a factor without a gradient, which is kept: no memory.
+    pub fn mul_in_place(&self, other: &Self) -> Self {
+        let op = Op::new(self.session(), &[self]);
+        op.save(other);
+        let out = self.view_as(self.shape(), self.strides(), self.offset());
+        op.finish(out, |call| {
+            let grad = call.grad();
+            vec![Some(pointwise("mul_backward", &[grad, call.saved(0)], grad.dtype()))]
+        })
+    }
+
     /// This tensor in `dtype`; the same handle where it has it already.
     pub fn to(&self, dtype: Dtype) -> Self {
         if self.dtype() == dtype {
@@ -241,6 +259,11 @@ impl Tensor {
             crate::release!(product);
             vec![Some(gradient)]
         })
+    }
+
+    /// An uninitialised tensor laid out like this one.
+    pub fn like(&self, what: &'static str) -> Self {
+        self.empty_like(what, self.dtype())
     }
 
     /// Whether the elements are of a half-precision type.

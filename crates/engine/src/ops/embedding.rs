@@ -17,13 +17,6 @@ const fn align256(bytes: u64) -> u64 {
     bytes.next_multiple_of(256)
 }
 
-/// Temporary storage of CUB's radix sort of `count` pairs with keys of `bits` bits.
-fn sort_workspace(count: u64, bits: u64, tile: u64) -> u64 {
-    let passes = bits.div_ceil(8);
-    let double_buffer = if passes > 1 { 2 * align256(count * 8) } else { 0 };
-    255 + 256 * (1 + 8 * passes) + 1024 * count.div_ceil(tile) + double_buffer
-}
-
 /// Temporary storage of a CUB pass with decoupled look-back over `count` items in tiles of `tile`, each
 /// with a state of `state` bytes.
 fn look_back_workspace(profile: &Profile, count: u64, tile: u64, state: u64) -> u64 {
@@ -31,9 +24,21 @@ fn look_back_workspace(profile: &Profile, count: u64, tile: u64, state: u64) -> 
 }
 
 impl Session {
-    /// Temporary storage of CUB's device scan over `count` int64 values, in bytes.
-    pub fn scan_workspace(&self, count: u64) -> u64 {
-        look_back_workspace(&self.profile, count, 896, 16)
+    /// Temporary storage of CUB's device scan over `count` int64 or int32 values, in bytes.
+    pub fn scan_workspace(&self, count: u64, dtype: Dtype) -> u64 {
+        look_back_workspace(&self.profile, count, 896, 2 * dtype.size())
+    }
+
+    /// Temporary storage of CUB's radix sort of `count` pairs with keys of `bits` bits, in bytes: next to none
+    /// where one block sorts them all.
+    pub(crate) fn sort_workspace(&self, count: u64, bits: u32) -> u64 {
+        let tile = self.hardware.sort_tile();
+        if count <= tile / 2 {
+            return 1;
+        }
+        let passes = u64::from(bits).div_ceil(8);
+        let double_buffer = if passes > 1 { 2 * align256(count * 8) } else { 0 };
+        255 + 256 * (1 + 8 * passes) + 1024 * count.div_ceil(tile) + double_buffer
     }
 
     /// Temporary storage of CUB's unique-by-key over `count` int64 values, in bytes.
@@ -78,10 +83,7 @@ fn sorted_backward(session: &Rc<Session>, count: u64, weight: Dims, dtype: Dtype
     let original = indices("embedding_backward.original");
     let iota = indices("embedding_backward.iota");
     let bits = if session.profile.sorts_used_bits { u64::BITS - rows.leading_zeros() } else { u64::BITS };
-    drop(session.scratch(
-        sort_workspace(count, u64::from(bits), session.hardware.sort_tile()),
-        "embedding_backward.sort",
-    ));
+    drop(session.scratch(session.sort_workspace(count, bits), "embedding_backward.sort"));
     drop(iota);
     let gradient = Tensor::empty(session, "embedding_backward", weight, dtype);
     let segments = count.min(rows);
@@ -93,7 +95,7 @@ fn sorted_backward(session: &Rc<Session>, count: u64, weight: Dims, dtype: Dtype
     drop(dummy);
     let part_counts = session.scratch(segments * 8, "embedding_backward.parts");
     let part_offsets = session.scratch(segments * 8, "embedding_backward.parts");
-    drop(session.scratch(session.scan_workspace(segments), "embedding_backward.scan"));
+    drop(session.scratch(session.scan_workspace(segments, Dtype::Int64), "embedding_backward.scan"));
     let part_total = session.scratch(8, "embedding_backward.count");
     let part_starts = session.scratch(parts * 8, "embedding_backward.parts");
     let sums = session.scratch(parts * width * 4, "embedding_backward.sums");

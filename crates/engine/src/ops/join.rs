@@ -2,9 +2,10 @@
 
 use crate::dims::Dims;
 use crate::graph::Op;
+use crate::ops::elementwise::wider;
 use crate::tensor::Tensor;
 
-/// `parts` joined along `dim`; backward gives views of the gradient.
+/// `parts` joined along `dim`, in the widest of their types; backward gives views of the gradient.
 pub fn cat(parts: &[&Tensor], dim: isize) -> Tensor {
     let session = parts[0].session();
     let op = Op::new(session, parts);
@@ -12,7 +13,8 @@ pub fn cat(parts: &[&Tensor], dim: isize) -> Tensor {
     let lengths: Vec<u64> = parts.iter().map(|part| part.shape()[dim]).collect();
     let mut shape: Dims = parts[0].shape();
     shape[dim] = lengths.iter().sum();
-    let out = Tensor::empty(session, "cat", shape, parts[0].dtype());
+    let dtype = parts[1..].iter().fold(parts[0].dtype(), |dtype, part| wider(dtype, part.dtype()));
+    let out = Tensor::empty(session, "cat", shape, dtype);
     op.finish(out, move |call| {
         let mut start = 0;
         lengths

@@ -4,6 +4,8 @@ pub(crate) mod attention;
 mod elementwise;
 pub(crate) use elementwise::is_floating;
 mod embedding;
+mod grouped;
+mod index;
 pub(crate) mod join;
 mod loss;
 mod norm;

@@ -25,6 +25,10 @@ fn multiply(what: &'static str, a: &Tensor, b: &Tensor) -> Tensor {
     let mut shape = a.shape();
     shape[rank - 1] = b.shape()[rank - 1];
     let out = Tensor::empty(session, what, shape, a.dtype());
+    if rank == 3 && a.shape()[2] == 1 && session.profile.outer_product_kernel {
+        session.add_flops(2 * out.numel());
+        return out;
+    }
     let (left, right) = (operand(a), operand(b));
     session.product_workspace(false);
     session.add_flops(2 * out.numel() * a.shape()[rank - 1]);
@@ -142,9 +146,9 @@ impl Tensor {
         out.view(self.shape_with_last(matrix.shape()[1]))
     }
 
-    /// `self += bias`: no memory; the gradient passes to both.
-    fn add_in_place(&self, bias: &Self) -> Self {
-        let op = Op::new(self.session(), &[self, bias]);
+    /// `self += other`: no memory; the gradient passes to both.
+    pub fn add_in_place(&self, other: &Self) -> Self {
+        let op = Op::new(self.session(), &[self, other]);
         let out = self.view_as(self.shape(), self.strides(), self.offset());
         op.finish(out, |call| {
             let pass = |index| call.when(index, || call.grad().clone());

@@ -246,6 +246,26 @@ impl Tensor {
         self.finish_mean(op, out)
     }
 
+    /// The sum over `dim`, which goes, or stays with size 1; under autocast the result is fp32.
+    pub fn sum_dim(&self, dim: isize, keep: bool) -> Self {
+        let op = Op::new(self.session(), &[self]);
+        let dim = self.dim(dim);
+        let from = self.shape();
+        let mut reduced = vec![false; from.len()];
+        reduced[dim] = true;
+        let mut kept = from;
+        kept[dim] = 1;
+        let dtype = self.sum_dtype();
+        let out = Self::empty(self.session(), "sum", kept, dtype);
+        self.reduction_workspaces(&reduced, dtype);
+        let out = if keep { out } else { out.without(dim) };
+        op.finish(out, move |call| {
+            let grad = call.grad();
+            let grad = if keep { grad.clone() } else { grad.unsqueeze(dim) };
+            vec![Some(grad.expand(from))]
+        })
+    }
+
     /// The mean of all elements.
     pub fn mean_all(&self) -> Self {
         let op = Op::new(self.session(), &[self]);
@@ -285,12 +305,16 @@ impl Tensor {
         self.reduce(what, &reduced, shape)
     }
 
+    /// The dtype of a sum over this tensor: fp32 for half precision under autocast.
+    fn sum_dtype(&self) -> Dtype {
+        let autocast = self.session().autocast_dtype().is_some();
+        if autocast && self.is_half() { Dtype::Fp32 } else { self.dtype() }
+    }
+
     /// The sum of all elements; under autocast the result is fp32.
     pub fn sum_all(&self) -> Self {
         let op = Op::new(self.session(), &[self]);
-        let half = matches!(self.dtype(), Dtype::Bf16 | Dtype::Fp16);
-        let dtype =
-            if half && self.session().autocast_dtype().is_some() { Dtype::Fp32 } else { self.dtype() };
+        let dtype = self.sum_dtype();
         let out = Self::empty(self.session(), "sum", [], dtype);
         self.reduction_workspaces(&vec![true; self.shape().len()], dtype);
         let from = self.shape();

@@ -81,6 +81,11 @@ impl Tensor {
         op.finish(out, move |call| vec![Some(call.grad().squeeze(dim))])
     }
 
+    /// This result, not yet part of a graph, without dimension `dim`, whose size is 1.
+    pub(crate) fn without(self, dim: usize) -> Self {
+        self.squeeze(dim).detach()
+    }
+
     /// A view without dimension `dim`, whose size is 1.
     fn squeeze(&self, dim: usize) -> Self {
         let remove = |values: Dims| {
@@ -110,7 +115,8 @@ impl Tensor {
         op.finish(out, move |call| vec![Some(call.grad().sum_to(from))])
     }
 
-    /// A view of `length` elements of dimension `dim` from `start`; backward fills zeros around it.
+    /// A view of `length` elements of dimension `dim` from `start`, as Python's indexing takes it; backward fills
+    /// zeros around it, and passes where it was the whole.
     pub fn narrow(&self, dim: isize, start: u64, length: u64) -> Self {
         let op = Op::new(self.session(), &[self]);
         let dim = self.dim(dim);
@@ -120,6 +126,9 @@ impl Tensor {
         let out = self.view_as(shape, self.strides(), self.offset() + start * self.strides()[dim]);
         op.finish(out, move |call| {
             let grad = call.grad();
+            if shape == from {
+                return vec![Some(grad.clone())];
+            }
             vec![Some(Self::empty(grad.session(), "slice_backward", from, grad.dtype()))]
         })
     }

@@ -1,0 +1,64 @@
+//! The product of groups of rows, each with a matrix of its own.
+
+use ledger::Dtype;
+
+use crate::dims::Dims;
+use crate::graph::Op;
+use crate::tensor::Tensor;
+
+impl Tensor {
+    /// Rows (n, k), sorted by group, times the matrix of their group: weight (groups, k, m), the transpose of a
+    /// parameter. Every group is taken to have rows, where there are as many; keeps both factors and the `ends` of
+    /// the groups.
+    pub fn grouped_mm(&self, weight: &Self, ends: &Self) -> Self {
+        let op = Op::new(self.session(), &[self, weight]);
+        let (rows_wanted, weight_wanted) = (op.needs(0), op.needs(1));
+        if rows_wanted {
+            op.save(weight);
+        }
+        op.save(ends);
+        if weight_wanted {
+            op.save(self);
+        }
+        let [count, inner, outer] = [self.shape()[0], self.shape()[1], weight.shape()[2]];
+        let groups = weight.shape()[0];
+        let (dtype, shape, matrices) = (self.dtype(), self.shape(), Dims::from([groups, outer, inner]));
+        let session = self.session();
+        let run = move |session: &std::rc::Rc<crate::Session>| {
+            session.grouped_workspaces(groups, count, dtype);
+            session.add_flops(2 * count * inner * outer);
+        };
+        let out = Self::empty(session, "grouped_mm", [count, outer], dtype);
+        run(session);
+        op.finish(out, move |call| {
+            let session = call.grad().session();
+            let weight = call.when(1, || {
+                let gradient = Self::empty(session, "grouped_mm_backward", matrices, dtype);
+                run(session);
+                gradient.transpose(-2, -1)
+            });
+            let rows = call.when(0, || {
+                let gradient = Self::empty(session, "grouped_mm_backward", shape, dtype);
+                run(session);
+                gradient
+            });
+            vec![rows, weight]
+        })
+    }
+}
+
+impl crate::Session {
+    /// What one grouped product takes besides its result: the kernel for bf16 of compute capability 9 and 10 a
+    /// description of each group and scheduling space, everything else a product a group.
+    fn grouped_workspaces(self: &std::rc::Rc<Self>, groups: u64, rows: u64, dtype: Dtype) {
+        if dtype == Dtype::Bf16 && matches!(self.hardware.compute_capability.0, 9 | 10) {
+            let descriptions = self.scratch(60 * groups, "grouped_mm.groups");
+            let space = self.scratch(512 * self.hardware.multiprocessors, "grouped_mm.workspace");
+            crate::release!(space, descriptions);
+            return;
+        }
+        for _ in 0..groups.min(rows) {
+            self.product_workspace(false);
+        }
+    }
+}
