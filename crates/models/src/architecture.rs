@@ -19,6 +19,11 @@ pub(crate) trait Architecture: Debug + Send + Sync {
 
     /// What sdpa is asked to run in a pass over `seq` tokens, each kind of layer once; none for an mlp.
     fn attention(&self, dtype: Dtype, seq: u64) -> Vec<Problem>;
+
+    /// Whether transformers lets the family use sdpa; where not, attention is eager whatever is asked.
+    fn runs_sdpa(&self) -> bool {
+        true
+    }
 }
 
 /// What bounds the work and the memory of a run.

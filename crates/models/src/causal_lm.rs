@@ -6,8 +6,7 @@ use std::rc::Rc;
 use engine::{Attention, Kernel, Session, Tensor, cat, release};
 use ledger::{Category, Dtype};
 
-use crate::network::Pass;
-use crate::nn::Linear;
+use crate::network::{Output, Pass};
 use crate::setup::Setup;
 
 /// What attention is built from: the parts of a setup that models read.
@@ -124,24 +123,27 @@ impl Script {
         Tensor::of_category(session, "input_ids", Category::Input, [self.batch, seq], Dtype::Int64)
     }
 
-    /// The forward pass of the whole: `model` gives the last hidden state and the cache where there is one;
-    /// then the head and the loss. The output object dies unless the script keeps it.
+    /// The forward pass of the whole: `model` gives the last hidden state and the cache where there is one,
+    /// `head` the logits; then the loss, to which `balance` adds that of a router. The output object dies unless the script keeps it.
     pub(crate) fn forward(
         &self,
         input_ids: &Tensor,
         pass: &mut Pass,
-        head: &Linear,
         model: impl FnOnce() -> (Tensor, Option<Cache>),
+        head: impl FnOnce(&Tensor) -> Tensor,
+        balance: impl FnOnce(Tensor) -> (Tensor, Option<Tensor>, Vec<Tensor>),
     ) {
         input_ids.session().autocast(self.autocast, || {
             let (hidden, cache) = model();
-            let logits = head.forward(&hidden);
+            let logits = head(&hidden);
             let loss = causal_lm_loss(&logits, input_ids);
+            let (loss, router_loss, router_logits) = balance(loss);
             release!(hidden);
+            let output: Output = (router_loss, logits, cache, router_logits);
             if self.keep_outputs {
-                pass.rebind_output(logits, cache);
+                pass.rebind_output(output);
             } else {
-                release!(logits, cache);
+                drop(output);
             }
             pass.rebind_loss(loss);
         });

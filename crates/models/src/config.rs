@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use crate::architecture::Architecture;
 use crate::families::FAMILIES;
 use crate::nn::Activation;
+use crate::rotary::RopeScaling;
 use crate::run::PlanError;
 
 /// No extent of a model is larger: products of two stay within 64 bits.
@@ -105,6 +106,14 @@ impl Fields<'_> {
         }
     }
 
+    /// A list of whole numbers, empty where it is not there.
+    pub(crate) fn counts(&self, name: &'static str) -> Result<Vec<u64>, PlanError> {
+        let Some((_, value)) = self.get(&[name]) else { return Ok(Vec::new()) };
+        let wrong = || PlanError(format!("`{name}` must be a list of whole numbers, and it is {value}"));
+        let list = value.as_array().ok_or_else(wrong)?;
+        list.iter().map(|item| item.as_u64().ok_or_else(wrong)).collect()
+    }
+
     /// A text, where there is one.
     pub(crate) fn text(&self, name: &'static str) -> Result<Option<&str>, PlanError> {
         match self.get(&[name]) {
@@ -133,6 +142,22 @@ impl Fields<'_> {
             Some(p) => Err(PlanError(format!("`{name}` must lie in [0, 1), and it is {p}"))),
             None => Err(PlanError(format!("`{name}` must be a number, and it is {}", kind(value)))),
         }
+    }
+
+    /// A number, where there is one.
+    pub(crate) fn number(&self, name: &'static str) -> Result<Option<f64>, PlanError> {
+        match self.get(&[name]) {
+            None => Ok(None),
+            Some((_, value)) => match value.as_f64() {
+                None => Err(PlanError(format!("`{name}` must be a number, and it is {}", kind(value)))),
+                number => Ok(number),
+            },
+        }
+    }
+
+    /// A number; none where it is null.
+    pub(crate) fn number_or(&self, name: &'static str, default: f64) -> Result<Option<f64>, PlanError> {
+        if self.is_null(name) { Ok(None) } else { Ok(Some(self.number(name)?.unwrap_or(default))) }
     }
 
     /// An activation by its name.
@@ -171,6 +196,27 @@ impl Fields<'_> {
             ))),
         });
         windowed.collect::<Result<_, _>>().map(Some)
+    }
+
+    /// What `rope_scaling`, or `rope_parameters` as newer files have it, asks of a pass.
+    pub(crate) fn rope_scaling(&self) -> Result<RopeScaling, PlanError> {
+        let Some((name, value)) = self.get(&["rope_scaling", "rope_parameters"]) else {
+            return Ok(RopeScaling::Fixed);
+        };
+        let Value::Object(scaling) = value else {
+            return Err(PlanError(format!("`{name}` must be an object, and it is {}", kind(value))));
+        };
+        let scaling = Fields(scaling);
+        let named = match scaling.text("rope_type")? {
+            None => scaling.text("type")?,
+            named => named,
+        };
+        match named {
+            None | Some("default" | "linear" | "yarn" | "llama3") => Ok(RopeScaling::Fixed),
+            Some("dynamic") => Ok(RopeScaling::Dynamic),
+            Some("longrope" | "su") => Ok(RopeScaling::Long),
+            Some(other) => Err(PlanError(format!("the rope type `{other}` of `{name}` is not supported"))),
+        }
     }
 
     /// `torch_dtype`, or `dtype` as newer files have it.

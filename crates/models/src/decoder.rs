@@ -2,6 +2,7 @@
 
 mod attention;
 mod config;
+mod experts;
 mod feed_forward;
 mod layer;
 
@@ -15,11 +16,14 @@ use crate::causal_lm::{Cache, Script, position_ids, shares_heads};
 use crate::checkpoint::Checkpointing;
 use crate::mask::Masking;
 use crate::network::{Built, Network, Pass};
-use crate::nn::{Builder, Embedding, Linear, RmsNorm};
-use crate::rotary::Angles;
+use crate::nn::{Builder, Embedding, Linear};
+use crate::norm::RmsNorm;
+use crate::rotary::{Angles, RotaryEmbedding};
 use crate::setup::Setup;
 
-pub(crate) use config::{DecoderConfig, Defaults, HeadNorm, Windowed};
+pub(crate) use config::{DecoderConfig, Defaults, HeadNorm, NormPlaces, Windowed};
+pub(crate) use experts::{Experts, Router};
+use experts::{RouterLogits, balance};
 use layer::Layer;
 
 impl Architecture for DecoderConfig {
@@ -27,7 +31,15 @@ impl Architecture for DecoderConfig {
         Extents {
             layers: self.layers,
             work: WORK_OF_DECODER_LAYER,
-            widest: self.vocab.max(self.intermediate).max(self.heads * self.head),
+            widest: [self.vocab, 2 * self.intermediate, (self.heads + 2 * self.kv_heads) * self.head]
+                .into_iter()
+                .chain(
+                    self.experts
+                        .iter()
+                        .map(|e| e.count.max(e.per_token * self.hidden.max(2 * e.intermediate))),
+                )
+                .max()
+                .unwrap_or(0),
             heads: self.heads,
             positions: Some(self.max_positions),
             learnt_positions: false,
@@ -54,21 +66,29 @@ impl Architecture for DecoderConfig {
         problems
     }
 
+    fn runs_sdpa(&self) -> bool {
+        self.runs_sdpa
+    }
+
     fn build(&self, session: &Rc<Session>, setup: &Setup, dtype: Dtype) -> Built {
         let mut build = Builder::new(session, setup, dtype);
         let attention = setup.attention_setup(self.attention_dropout);
-        let (embed_tokens, layers, norm) = build.module("model", |build| {
-            let embed_tokens = build.input_embedding("embed_tokens", self.vocab, self.hidden);
+        let router_logits = RouterLogits::default();
+        let (embed_tokens, layers, norm, rotary_emb) = build.module("model", |build| {
+            let embed_tokens = if self.scaled_embedding {
+                build.scaled_embedding("embed_tokens", self.vocab, self.hidden)
+            } else {
+                build.input_embedding("embed_tokens", self.vocab, self.hidden)
+            };
             let layers = (0..self.layers)
                 .map(|index| {
                     build.module(&format!("layers.{index}"), |build| {
-                        Rc::new(Layer::build(self, build, attention))
+                        Rc::new(Layer::build(self, index, build, attention, &router_logits))
                     })
                 })
                 .collect();
-            let norm = build.rms_norm("norm", self.hidden);
-            self.rotary.build(build);
-            (embed_tokens, layers, norm)
+            let norm = build.rms_norm("norm", self.hidden, self.norm);
+            (embed_tokens, layers, norm, self.rotary.build(build))
         });
         let lm_head = build.head(self.hidden, self.vocab, self.tied.then_some(&embed_tokens));
         let network = Decoder {
@@ -79,7 +99,9 @@ impl Architecture for DecoderConfig {
             embed_tokens,
             layers,
             norm,
+            rotary_emb,
             lm_head,
+            router_logits,
         };
         build.finish(network)
     }
@@ -93,10 +115,28 @@ struct Decoder {
     embed_tokens: Embedding,
     layers: Vec<Rc<Layer>>,
     norm: RmsNorm,
+    rotary_emb: RotaryEmbedding,
     lm_head: Linear,
+    router_logits: RouterLogits,
 }
 
 impl Decoder {
+    /// The experts whose router is balanced by a part of the loss.
+    fn balanced(&self) -> Option<&Experts> {
+        self.config.experts.as_ref().filter(|experts| experts.balanced)
+    }
+
+    /// The logits of a last hidden state.
+    fn head(&self, hidden: &Tensor) -> Tensor {
+        let mut logits = self.lm_head.forward(hidden);
+        if self.config.logit_softcap {
+            logits = logits.div_scalar();
+            logits = logits.tanh();
+            logits = logits.mul_scalar();
+        }
+        logits
+    }
+
     /// The model's forward: the last hidden state, and the cache where there is one.
     fn model(&self, input_ids: &Tensor) -> (Tensor, Option<Cache>) {
         let session = input_ids.session();
@@ -112,22 +152,24 @@ impl Decoder {
             let causal = config.masks.causal.then(|| masking.causal()).flatten();
             let sliding = config.masks.window.and_then(|window| masking.sliding(window));
             let mut hidden = embeddings.clone();
-            let angles = config.rotary.angles(session, length, dtype);
+            let angles = self.rotary_emb.angles(session, length, dtype);
             for segment in self.checkpointing.segments(self.layers.len()) {
                 let windowed = |index: usize| config.windowed.at(index as u64);
                 let mask = |index: usize| if windowed(index) { &sliding } else { &causal };
+                let angles = |index: usize| &angles[if windowed(index) { angles.len() - 1 } else { 0 }];
                 if !segment.recomputed {
                     for index in segment.layers {
                         let window = config.masks.window.filter(|_| windowed(index));
                         let cache = cache.as_ref().map(|cache| (cache, window));
                         hidden = session.scoped(&format!("layers.{index}"), || {
-                            self.layers[index].forward(&hidden, &angles, mask(index).as_ref(), cache)
+                            self.layers[index].forward(&hidden, angles(index), mask(index).as_ref(), cache)
                         });
                     }
                     continue;
                 }
                 let call = |index| {
-                    let kept = Kept::new(mask(index), &angles, &position_ids, config.position_ids_first);
+                    let kept =
+                        Kept::new(mask(index), angles(index), &position_ids, config.position_ids_first);
                     (format!("layers.{index}"), Rc::clone(&self.layers[index]), kept)
                 };
                 let calls: Vec<_> = segment.layers.map(call).collect();
@@ -147,8 +189,9 @@ impl Decoder {
             } else {
                 release!(position_ids, embeddings, causal, sliding);
             }
-            let Angles { cos, sin } = angles;
-            release!(sin, cos);
+            for Angles { cos, sin } in angles {
+                release!(sin, cos);
+            }
             (hidden, cache)
         })
     }
@@ -186,6 +229,18 @@ impl Network for Decoder {
     }
 
     fn forward(&self, input_ids: &Tensor, pass: &mut Pass) {
-        self.script.forward(input_ids, pass, &self.lm_head, || self.model(input_ids));
+        let collected = self.balanced().map(|_| Vec::new());
+        self.router_logits.replace(collected);
+        let balance = |loss: Tensor| {
+            let (Some(experts), Some(logits)) = (self.balanced(), self.router_logits.take()) else {
+                return (loss, None, Vec::new());
+            };
+            let router_loss = balance(loss.session(), &logits, experts);
+            let part = router_loss.mul_scalar();
+            let sum = loss.add_in_place(&part);
+            release!(part);
+            (sum, Some(router_loss), logits.into_iter().rev().collect())
+        };
+        self.script.forward(input_ids, pass, || self.model(input_ids), |hidden| self.head(hidden), balance);
     }
 }

@@ -31,4 +31,10 @@ families! {
     "mistral" = mistral,
     "qwen2" = qwen2,
     "qwen3" = qwen3,
+    "mixtral" = mixtral,
+    "qwen3_moe" = qwen3_moe,
+    "gemma2" = gemma2,
+    "gemma3_text" = gemma3,
+    "phi3" = phi3,
+    "olmo2" = olmo2,
 }

@@ -13,6 +13,7 @@ mod mask;
 mod mlp;
 mod network;
 mod nn;
+mod norm;
 mod optim;
 mod presets;
 mod rotary;

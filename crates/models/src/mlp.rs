@@ -99,7 +99,7 @@ impl Mlp {
                 block(std::slice::from_ref(&hidden))
             };
         }
-        pass.rebind_output(hidden.clone(), None);
+        pass.rebind_output((None, hidden.clone(), None, Vec::new()));
         let out = hidden;
         let loss = session.scoped("loss", || match self.loss {
             MlpLoss::MeanSquare => {

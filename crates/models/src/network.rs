@@ -6,17 +6,21 @@ use engine::{Session, Tensor};
 
 use crate::causal_lm::Cache;
 
+/// What a forward pass gives besides the loss, in the order in which it dies: the router's loss, the logits, the
+/// cache, the logits of the router.
+pub(crate) type Output = (Option<Tensor>, Tensor, Option<Cache>, Vec<Tensor>);
+
 /// The names that a plain training script keeps bound from one micro-batch to the next.
 #[derive(Default)]
 pub(crate) struct Pass {
-    output: Option<(Tensor, Option<Cache>)>,
+    output: Option<Output>,
     loss: Option<Tensor>,
 }
 
 impl Pass {
     /// `out = …`: the previous output dies once the new one is there.
-    pub(crate) fn rebind_output(&mut self, output: Tensor, cache: Option<Cache>) {
-        self.output = Some((output, cache));
+    pub(crate) fn rebind_output(&mut self, output: Output) {
+        self.output = Some(output);
     }
 
     /// `del out`.

@@ -8,6 +8,7 @@ use ledger::{Category, Dtype};
 use crate::checkpoint::Checkpoint;
 use crate::lora::{Adapter, Lora};
 use crate::network::{Built, Network};
+use crate::norm::{Norm, RmsNorm};
 use crate::setup::Setup;
 
 /// Makes parameters and buffers in the order in which a module's `_apply` visits them.
@@ -51,7 +52,7 @@ impl Builder {
     }
 
     /// A parameter of the model itself: frozen where adapters are trained instead.
-    fn parameter(&mut self, name: &'static str, shape: &[u64]) -> Tensor {
+    pub(crate) fn parameter(&mut self, name: &'static str, shape: &[u64]) -> Tensor {
         if self.lora.is_none() {
             return self.trainable(name, shape, self.dtype);
         }
@@ -81,9 +82,11 @@ impl Builder {
     }
 
     /// A buffer of the module, not a parameter.
-    pub(crate) fn buffer(&mut self, name: &'static str, size: u64, dtype: Dtype) {
-        let buffer = Tensor::of_category(&self.session, name, Category::Buffer, [size], dtype);
-        self.buffers.push(buffer);
+    pub(crate) fn buffer(&mut self, name: &'static str, shape: &[u64], dtype: Dtype) -> Tensor {
+        let shape = engine::Dims::new(shape);
+        let buffer = Tensor::of_category(&self.session, name, Category::Buffer, shape, dtype);
+        self.buffers.push(buffer.clone());
+        buffer
     }
 
     pub(crate) fn linear(&mut self, name: &'static str, inputs: u64, outputs: u64, bias: bool) -> Linear {
@@ -123,6 +126,7 @@ impl Builder {
             name,
             weight: build.parameter("weight", &[rows, width]),
             requires_grad: false,
+            scale: None,
         })
     }
 
@@ -130,6 +134,13 @@ impl Builder {
     pub(crate) fn input_embedding(&mut self, name: &'static str, rows: u64, width: u64) -> Embedding {
         let requires_grad = self.input_requires_grad;
         Embedding { requires_grad, ..self.embedding(name, rows, width) }
+    }
+
+    /// The embedding of the input tokens, whose rows are multiplied by a number that lies on the device.
+    pub(crate) fn scaled_embedding(&mut self, name: &'static str, rows: u64, width: u64) -> Embedding {
+        let embedding = self.input_embedding(name, rows, width);
+        let scale = self.module(name, |build| build.buffer("embed_scale", &[], build.dtype));
+        Embedding { scale: Some(scale), ..embedding }
     }
 
     pub(crate) fn layer_norm(&mut self, name: &'static str, width: u64) -> LayerNorm {
@@ -140,8 +151,8 @@ impl Builder {
         })
     }
 
-    pub(crate) fn rms_norm(&mut self, name: &'static str, width: u64) -> RmsNorm {
-        self.module(name, |build| RmsNorm { name, weight: build.parameter("weight", &[width]) })
+    pub(crate) fn rms_norm(&mut self, name: &'static str, width: u64, norm: Norm) -> RmsNorm {
+        self.module(name, |build| RmsNorm { name, weight: build.parameter("weight", &[width]), norm })
     }
 
     /// The model whose parts were made here.
@@ -206,11 +217,15 @@ pub(crate) struct Embedding {
     weight: Tensor,
     /// Whether its result is made to want a gradient where the weight is frozen.
     requires_grad: bool,
+    scale: Option<Tensor>,
 }
 
 impl Embedding {
     pub(crate) fn forward(&self, indices: &Tensor) -> Tensor {
-        let out = indices.session().scoped(self.name, || self.weight.embedding(indices));
+        let out = indices.session().scoped(self.name, || {
+            let rows = self.weight.embedding(indices);
+            self.scale.as_ref().map_or_else(|| rows.clone(), |scale| rows.mul(scale))
+        });
         if self.requires_grad {
             out.set_requires_grad();
         }
@@ -228,33 +243,6 @@ pub(crate) struct LayerNorm {
 impl LayerNorm {
     pub(crate) fn forward(&self, input: &Tensor) -> Tensor {
         input.session().scoped(self.name, || input.layer_norm(&self.weight, &self.bias))
-    }
-}
-
-/// `LlamaRMSNorm`: computed in fp32, cast back before the weight is applied.
-pub(crate) struct RmsNorm {
-    name: &'static str,
-    weight: Tensor,
-}
-
-impl RmsNorm {
-    pub(crate) fn forward(&self, input: &Tensor) -> Tensor {
-        input.session().scoped(self.name, || {
-            let mut hidden = input.to(Dtype::Fp32);
-            let squares = hidden.pow_scalar();
-            let variance = squares.mean_last();
-            release!(squares);
-            let shifted = variance.add_scalar();
-            let scale = shifted.rsqrt();
-            release!(shifted);
-            let product = hidden.mul(&scale);
-            release!(scale);
-            hidden = product;
-            let cast = hidden.to(input.dtype());
-            let out = self.weight.mul(&cast);
-            release!(cast, hidden, variance);
-            out
-        })
     }
 }
 

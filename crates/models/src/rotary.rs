@@ -1,17 +1,44 @@
 //! Rotary position embedding, as transformers computes and applies it.
 
+use std::cell::RefCell;
 use std::rc::Rc;
 
 use engine::{Session, Tensor, cat, release};
 use ledger::Dtype;
 
+use crate::causal_lm::integers;
 use crate::nn::Builder;
 
 /// The rotary embedding of a model.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rotary {
     /// The part of a head that turns, an even number.
     pub(crate) size: u64,
+    pub(crate) scaling: RopeScaling,
+    /// Different frequencies, for as many types of layers.
+    pub(crate) types: usize,
+    /// Angles stay fp32, and what they turn is cast back.
+    pub(crate) fp32: bool,
+    /// A part of each head is looked for that does not turn, even where it is empty.
+    pub(crate) partial: bool,
+}
+
+/// What a pass does about the frequencies of the angles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RopeScaling {
+    /// They are settled when the model is made.
+    Fixed,
+    /// `dynamic`: it looks whether the sequence is longer than any before.
+    Dynamic,
+    /// `longrope`: it picks one of two sets by the length of the sequence.
+    Long,
+}
+
+/// The module: its buffers stand among the model's.
+pub(crate) struct RotaryEmbedding {
+    rotary: Rotary,
+    /// The frequencies for long sequences, made by the first pass.
+    long: RefCell<Option<Tensor>>,
 }
 
 /// Cosines and sines (1, s, d).
@@ -22,46 +49,121 @@ pub(crate) struct Angles {
 }
 
 impl Rotary {
-    /// The buffers of the module.
-    pub(crate) fn build(&self, build: &mut Builder) {
-        build.module("rotary_emb", |build| {
-            build.buffer("inv_freq", self.size / 2, Dtype::Fp32);
-            build.buffer("original_inv_freq", self.size / 2, Dtype::Fp32);
-        });
+    /// What Llama has: whole heads of `size` turn, by settled frequencies.
+    pub(crate) const fn whole(size: u64) -> Self {
+        Self { size, scaling: RopeScaling::Fixed, types: 1, fp32: false, partial: false }
     }
 
-    /// Cosines and sines in `dtype`, computed in fp32.
-    pub(crate) fn angles(&self, session: &Rc<Session>, length: u64, dtype: Dtype) -> Angles {
-        session.scoped("rotary_emb", || {
-            let fp32 = |what, size| Tensor::empty(session, what, [1, length, size], Dtype::Fp32);
-            let positions = fp32("positions", 1);
-            let frequencies = fp32("freqs", self.size / 2);
-            release!(positions);
-            let embedding = fp32("emb", self.size);
-            let of_embedding = |what, scaled| {
-                let plain = fp32(what, self.size);
-                let result = fp32(scaled, self.size);
-                release!(plain);
-                result
-            };
-            let cos = of_embedding("cos", "cos_scaled");
-            let sin = of_embedding("sin", "sin_scaled");
-            let angles = Angles { cos: cos.to(dtype), sin: sin.to(dtype) };
-            release!(frequencies, embedding, cos, sin);
-            angles
+    pub(crate) fn build(&self, build: &mut Builder) -> RotaryEmbedding {
+        build.module("rotary_emb", |build| {
+            for _ in 0..self.types {
+                build.buffer("inv_freq", &[self.size / 2], Dtype::Fp32);
+                build.buffer("original_inv_freq", &[self.size / 2], Dtype::Fp32);
+            }
+        });
+        RotaryEmbedding { rotary: *self, long: RefCell::default() }
+    }
+
+    /// `apply_rotary_pos_emb`: queries and keys (b, heads, s, d), turned.
+    pub(crate) fn apply(&self, query: &Tensor, key: &Tensor, angles: &Angles) -> (Tensor, Tensor) {
+        query.session().scoped("rotary", || {
+            let cos = angles.cos.unsqueeze(1);
+            let sin = angles.sin.unsqueeze(1);
+            if self.partial {
+                return self.apply_to_part(query, key, &cos, &sin);
+            }
+            let turned = (rotate(query, &cos, &sin), rotate(key, &cos, &sin));
+            if self.fp32 { (turned.0.to(query.dtype()), turned.1.to(key.dtype())) } else { turned }
         })
+    }
+
+    fn apply_to_part(&self, query: &Tensor, key: &Tensor, cos: &Tensor, sin: &Tensor) -> (Tensor, Tensor) {
+        let parts =
+            |x: &Tensor| (x.narrow(-1, 0, self.size), x.narrow(-1, self.size, x.size(-1) - self.size));
+        let (query_part, query_rest) = parts(query);
+        let (key_part, key_rest) = parts(key);
+        let join = |part: &Tensor, rest: &Tensor| {
+            let turned = rotate(part, cos, sin);
+            cat(&[&turned, rest], -1)
+        };
+        (join(&query_part, &query_rest), join(&key_part, &key_rest))
     }
 }
 
-impl Angles {
-    /// `apply_rotary_pos_emb`: queries and keys (b, heads, s, d), turned.
-    pub(crate) fn apply(&self, query: &Tensor, key: &Tensor) -> (Tensor, Tensor) {
-        query.session().scoped("rotary", || {
-            let cos = self.cos.unsqueeze(1);
-            let sin = self.sin.unsqueeze(1);
-            (rotate(query, &cos, &sin), rotate(key, &cos, &sin))
-        })
+impl RotaryEmbedding {
+    /// Cosines and sines for each type of layer in `dtype`, computed in fp32.
+    pub(crate) fn angles(&self, session: &Rc<Session>, length: u64, dtype: Dtype) -> Vec<Angles> {
+        let one = |_| session.scoped("rotary_emb", || self.angles_of_type(session, length, dtype));
+        (0..self.rotary.types).map(one).collect()
     }
+
+    fn angles_of_type(&self, session: &Rc<Session>, length: u64, dtype: Dtype) -> Angles {
+        match self.rotary.scaling {
+            RopeScaling::Fixed => {}
+            RopeScaling::Dynamic => look_at_length(session),
+            RopeScaling::Long => self.pick_frequencies(session),
+        }
+        let size = self.rotary.size;
+        let fp32 = |what, size| Tensor::empty(session, what, [1, length, size], Dtype::Fp32);
+        let positions = fp32("positions", 1);
+        let frequencies = fp32("freqs", size / 2);
+        release!(positions);
+        let embedding = fp32("emb", size);
+        let of_embedding = |what, scaled| {
+            let plain = fp32(what, size);
+            let result = fp32(scaled, size);
+            release!(plain);
+            result
+        };
+        let cos = of_embedding("cos", "cos_scaled");
+        let sin = of_embedding("sin", "sin_scaled");
+        let dtype = if self.rotary.fp32 { Dtype::Fp32 } else { dtype };
+        let angles = Angles { cos: cos.to(dtype), sin: sin.to(dtype) };
+        release!(frequencies, embedding, cos, sin);
+        angles
+    }
+
+    /// `longrope_frequency_update`: the first pass computes the frequencies for long sequences, each one
+    /// copies those it wants into the buffer.
+    fn pick_frequencies(&self, session: &Rc<Session>) {
+        let fp32 = |what| Tensor::empty(session, what, [self.rotary.size / 2], Dtype::Fp32);
+        let length = sequence_length(session);
+        self.long.borrow_mut().get_or_insert_with(|| {
+            let factors = fp32("long_factors");
+            let range = integers(session, "frequency_range", &[self.rotary.size / 2]);
+            let floats = fp32("frequency_range");
+            release!(range);
+            let exponents = fp32("exponents");
+            release!(floats);
+            let powers = fp32("powers");
+            drop(integers(session, "base", &[]));
+            let products = fp32("periods");
+            release!(powers);
+            let reciprocals = fp32("reciprocals");
+            let frequencies = fp32("long_inv_freq");
+            release!(reciprocals, products, factors, exponents);
+            frequencies
+        });
+        let is_long = Tensor::empty(session, "is_long", [], Dtype::Bool);
+        let picked = fp32("inv_freq");
+        release!(is_long, length, picked);
+    }
+}
+
+/// `torch.max(position_ids) + 1`.
+fn sequence_length(session: &Rc<Session>) -> Tensor {
+    let last = integers(session, "last_position", &[]);
+    let length = integers(session, "sequence_length", &[]);
+    release!(last);
+    length
+}
+
+/// `dynamic_frequency_update` of a sequence that fits: two comparisons.
+fn look_at_length(session: &Rc<Session>) {
+    let length = sequence_length(session);
+    drop(Tensor::empty(session, "is_longer", [], Dtype::Bool));
+    drop(Tensor::empty(session, "is_shorter", [], Dtype::Bool));
+    release!(length);
 }
 
 /// `rotate_half`: the halves of the last dimension exchanged, the second negated.

@@ -128,6 +128,9 @@ impl Model {
             setup.seqs.extend(self.usual_seq());
         }
         self.check(&setup, gpu)?;
+        if !self.architecture.runs_sdpa() {
+            setup.attention = Attention::Eager;
+        }
         let dtype = setup.dtype.or(self.dtype).unwrap_or(Dtype::Fp32);
         let session = train::session(gpu, &setup);
         let build = || self.architecture.build(&session, &setup, dtype);
@@ -205,6 +208,12 @@ impl Model {
     /// Why the kernel that the setup asks for cannot run, where it cannot.
     fn kernel_problem(&self, setup: &Setup, gpu: &Gpu, longest: u64) -> Option<String> {
         let kernel = setup.kernel()?;
+        if !self.architecture.runs_sdpa() {
+            let family = self.family;
+            return Some(format!(
+                "transformers runs {family} with eager attention alone; use --sdpa-kernel default"
+            ));
+        }
         let (hardware, profile) = (train::hardware(gpu), train::profile(setup.torch));
         let mut problems = self.attention(setup, longest).into_iter();
         let refusal = problems.find_map(|problem| kernel.refusal(&hardware, &profile, problem))?;
@@ -228,6 +237,10 @@ impl Model {
             "cuBLAS workspace of the default size for the card, {kept} (torch {})",
             setup.torch.as_str()
         ));
+        if !self.architecture.runs_sdpa() {
+            sentences
+                .push(format!("attention is eager, the only one that transformers has for {}", self.family));
+        }
         let longest = setup.seqs.iter().copied().max().unwrap_or(1);
         for problem in self.attention(setup, longest) {
             let choose = || Kernel::choose(&train::hardware(gpu), &train::profile(setup.torch), problem);

@@ -1,7 +1,9 @@
 //! What a family and its config.json say of a decoder.
 
+use super::Experts;
 use crate::config::{Fields, divides};
 use crate::nn::Activation;
+use crate::norm::Norm;
 use crate::rotary::Rotary;
 use crate::run::PlanError;
 
@@ -16,16 +18,31 @@ pub(crate) struct DecoderConfig {
     pub(crate) kv_heads: u64,
     pub(crate) head: u64,
     pub(crate) max_positions: u64,
+    /// Queries, keys and values come from one projection, and so do gate and up.
+    pub(crate) fused: bool,
     pub(crate) qkv_bias: bool,
     pub(crate) o_bias: bool,
     pub(crate) mlp_bias: bool,
+    /// Experts in place of the feed-forward part.
+    pub(crate) experts: Option<Experts>,
     pub(crate) attention_dropout: f64,
+    /// Of what attention and the feed-forward part add to the residual.
+    pub(crate) residual_dropout: f64,
+    /// Attention scores and logits are kept small by a tanh; for scores, eager attention does it.
+    pub(crate) attention_softcap: bool,
+    pub(crate) logit_softcap: bool,
+    /// Whether the family can use sdpa; where not, attention is eager whatever is asked.
+    pub(crate) runs_sdpa: bool,
+    /// Embeddings are multiplied by a number.
+    pub(crate) scaled_embedding: bool,
     pub(crate) tied: bool,
     pub(crate) use_cache: bool,
     pub(crate) activation: Activation,
     pub(crate) rotary: Rotary,
     pub(crate) masks: Masks,
     pub(crate) windowed: Windowed,
+    pub(crate) norm: Norm,
+    pub(crate) norm_places: NormPlaces,
     pub(crate) head_norm: HeadNorm,
     /// In the call of a layer, the position ids stand before the angles: a checkpoint lets go of them first.
     pub(crate) position_ids_first: bool,
@@ -49,6 +66,8 @@ pub(crate) enum Windowed {
     All,
     /// From this layer on.
     From(u64),
+    /// All but each n-th, as the counting from 1 goes.
+    AllButEvery(u64),
     /// As `layer_types` lists them.
     Listed(Vec<bool>),
 }
@@ -60,6 +79,7 @@ impl Windowed {
             Self::None => false,
             Self::All => true,
             Self::From(first) => index >= *first,
+            Self::AllButEvery(period) => !(index + 1).is_multiple_of(*period),
             Self::Listed(layers) => layers.get(index as usize).copied().unwrap_or(false),
         }
     }
@@ -70,6 +90,7 @@ impl Windowed {
             Self::None => (false, true),
             Self::All => (true, false),
             Self::From(first) => (*first < layers, *first > 0),
+            Self::AllButEvery(period) => (*period > 1, *period <= layers),
             Self::Listed(listed) => (listed.contains(&true), listed.contains(&false)),
         }
     }
@@ -81,6 +102,21 @@ pub(crate) enum HeadNorm {
     None,
     /// Over each head, before heads and tokens are exchanged.
     EachHead,
+    /// Over each head, after that.
+    EachHeadTransposed,
+    /// Over all heads together.
+    AllHeads,
+}
+
+/// Where the norms of a layer stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NormPlaces {
+    /// Before attention and before the feed-forward part.
+    Before,
+    /// After each.
+    After,
+    /// Before and after each.
+    Around,
 }
 
 /// What transformers' config class of a family takes where a file says nothing.
@@ -122,16 +158,25 @@ impl DecoderConfig {
             kv_heads,
             head,
             max_positions: fields.size(&["max_position_embeddings"], defaults.max_positions)?,
+            fused: false,
             qkv_bias: false,
             o_bias: false,
             mlp_bias: false,
+            experts: None,
             attention_dropout: fields.probability("attention_dropout", 0.0)?,
+            residual_dropout: 0.0,
+            attention_softcap: false,
+            logit_softcap: false,
+            runs_sdpa: true,
+            scaled_embedding: false,
             tied: fields.flag("tie_word_embeddings", defaults.tied)?,
             use_cache: fields.flag("use_cache", true)?,
             activation: fields.activation("hidden_act", "silu")?,
-            rotary: Rotary { size: head },
+            rotary: Rotary { scaling: fields.rope_scaling()?, ..Rotary::whole(head) },
             masks: Masks { causal: true, window: None, by_type: false },
             windowed: Windowed::None,
+            norm: Norm::Cast,
+            norm_places: NormPlaces::Before,
             head_norm: HeadNorm::None,
             position_ids_first: false,
         })

@@ -7,18 +7,29 @@ use crate::nn::{Activation, Builder, Linear};
 
 /// Two projections up, one of them through the activation, and one down.
 pub(super) struct FeedForward {
-    gate_proj: Linear,
-    up_proj: Linear,
+    up: Up,
     down_proj: Linear,
     activation: Activation,
+}
+
+/// The projections up.
+enum Up {
+    Separate { gate_proj: Linear, up_proj: Linear },
+    Fused(Linear),
 }
 
 impl FeedForward {
     pub(super) fn build(config: &DecoderConfig, build: &mut Builder) -> Self {
         let (hidden, intermediate, bias) = (config.hidden, config.intermediate, config.mlp_bias);
         build.module("mlp", |build| Self {
-            gate_proj: build.linear("gate_proj", hidden, intermediate, bias),
-            up_proj: build.linear("up_proj", hidden, intermediate, bias),
+            up: if config.fused {
+                Up::Fused(build.linear("gate_up_proj", hidden, 2 * intermediate, bias))
+            } else {
+                Up::Separate {
+                    gate_proj: build.linear("gate_proj", hidden, intermediate, bias),
+                    up_proj: build.linear("up_proj", hidden, intermediate, bias),
+                }
+            },
             down_proj: build.linear("down_proj", intermediate, hidden, bias),
             activation: config.activation,
         })
@@ -26,13 +37,29 @@ impl FeedForward {
 
     pub(super) fn forward(&self, x: &Tensor) -> Tensor {
         x.session().scoped("mlp", || {
-            let gate = self.gate_proj.forward(x);
-            let active = x.session().scoped("act_fn", || self.activation.forward(&gate));
-            release!(gate);
-            let up = self.up_proj.forward(x);
-            let product = active.mul(&up);
-            release!(active, up);
-            self.down_proj.forward(&product)
+            let activate = |gate: &Tensor| x.session().scoped("act_fn", || self.activation.forward(gate));
+            match &self.up {
+                Up::Separate { gate_proj, up_proj } => {
+                    let gate = gate_proj.forward(x);
+                    let active = activate(&gate);
+                    release!(gate);
+                    let up = up_proj.forward(x);
+                    let product = active.mul(&up);
+                    release!(active, up);
+                    self.down_proj.forward(&product)
+                }
+                Up::Fused(gate_up_proj) => {
+                    let both = gate_up_proj.forward(x);
+                    let parts = both.split(-1, both.size(-1) / 2);
+                    release!(both);
+                    let active = activate(&parts[0]);
+                    let product = parts[1].mul(&active);
+                    release!(active);
+                    let out = self.down_proj.forward(&product);
+                    release!(product, parts);
+                    out
+                }
+            }
         })
     }
 }

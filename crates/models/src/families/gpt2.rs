@@ -293,6 +293,7 @@ impl Network for Gpt2 {
     }
 
     fn forward(&self, input_ids: &Tensor, pass: &mut Pass) {
-        self.script.forward(input_ids, pass, &self.lm_head, || self.model(input_ids));
+        let head = |hidden: &Tensor| self.lm_head.forward(hidden);
+        self.script.forward(input_ids, pass, || self.model(input_ids), head, |loss| (loss, None, Vec::new()));
     }
 }
