@@ -40,6 +40,7 @@ pub struct PlacedAllocator<'a> {
     homes: Vec<Option<(DeviceId, u64)>>,
     segments: usize,
     learnt: FxHashMap<ObjectId, Bytes>,
+    hidden: Bytes,
     disagreements: u64,
     first_disagreement: Option<usize>,
 }
@@ -84,6 +85,7 @@ impl<'a> PlacedAllocator<'a> {
             homes: vec![None; tape.objects().len()],
             segments: 0,
             learnt: FxHashMap::default(),
+            hidden: Bytes::ZERO,
             disagreements: 0,
             first_disagreement: None,
         }
@@ -93,6 +95,12 @@ impl<'a> PlacedAllocator<'a> {
     /// that knows them from the start is right from the start.
     pub fn learnt(&self) -> &FxHashMap<ObjectId, Bytes> {
         &self.learnt
+    }
+
+    /// The most that blocks which were found may have had more than was taken: nothing showed whether
+    /// what lay free behind them was theirs.
+    pub fn hidden(&self) -> Bytes {
+        self.hidden
     }
 
     /// How many events found no block where one should be, and the first of them: the recording has
@@ -181,6 +189,9 @@ impl<'a> PlacedAllocator<'a> {
     fn let_go(&mut self, object: ObjectId, whole: bool) {
         let Some((device, address)) = self.homes[object.0 as usize] else { return };
         if let Some(Some(blocks)) = self.devices.get_mut(usize::from(device.0)) {
+            if whole && self.places.found[object.0 as usize] && !self.places.blocks.contains_key(&object) {
+                self.hidden += Bytes::new(blocks.behind(address));
+            }
             blocks.let_go(address, object.0, whole);
         }
         if whole {
@@ -380,6 +391,16 @@ impl Blocks {
         } else {
             self.merge(address);
         }
+    }
+
+    /// What lies free behind the block at `address` and may be the rest of it.
+    fn behind(&self, address: u64) -> u64 {
+        let Some(block) = self.blocks.get(&address) else { return 0 };
+        let home = self.home(block.segment);
+        let next = self.blocks.get(&(address + block.size)).filter(|next| {
+            next.state == State::Free && next.segment == block.segment && next.size <= SMALL_LIMIT
+        });
+        if home.small || home.expandable { 0 } else { next.map_or(0, |next| next.size) }
     }
 
     /// Joins the free block at `address` with free neighbours of its segment.

@@ -366,6 +366,10 @@ impl ReadReport<'_> {
         {
             parts.push(format!("allocator settings {settings}"));
         }
+        if self.reading.file.hidden_block_bytes > 0 {
+            let hidden = size(self.reading.file.hidden_block_bytes);
+            parts.push(format!("early allocated bytes may be up to {hidden} more"));
+        }
         if self.reading.file.block_disagreements > 0 || self.reading.file.blocks_agree == Some(false) {
             parts.push("not every block is told, so that allocated bytes may be off".into());
         }

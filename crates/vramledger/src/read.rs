@@ -201,6 +201,7 @@ impl Run {
             settings,
             updates: updates as u64,
             block_disagreements: self.block_disagreements,
+            hidden_block_bytes: self.hidden.get(),
             blocks_agree,
         }
     }

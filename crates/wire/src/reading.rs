@@ -62,6 +62,9 @@ pub struct Evidence {
     /// Events of the tape that found no block where one should be: where there are any, allocated
     /// bytes may be off.
     pub block_disagreements: u64,
+    /// The most by which allocated bytes may be too low early in the recording: rests of blocks that
+    /// were there before it, of which nothing tells.
+    pub hidden_block_bytes: u64,
     /// Whether the blocks at the end are those that the file lists; null where it lists none.
     pub blocks_agree: Option<bool>,
 }

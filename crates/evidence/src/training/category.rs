@@ -206,7 +206,9 @@ impl Categories<'_> {
         if life.end == Work::ZeroGrad && role.work != Work::Load {
             return Some(Category::Gradient);
         }
-        self.taped.origins[index].entry?;
+        if self.taped.origins[index].entry.is_none() {
+            return (role.work == Work::Forward).then_some(Category::Activation);
+        }
         let in_pass = matches!(phase, Some(Phase::FORWARD | Phase::BACKWARD));
         if in_pass && self.is_workspace(index) {
             return Some(Category::Workspace);
@@ -266,10 +268,12 @@ impl Categories<'_> {
         let mut families: HashMap<Vec<(u32, u32)>, Branches> = HashMap::new();
         for index in 0..self.of.len() {
             let life = &self.lives.lives[index];
-            let loads = self.lives.phase(&self.taped.tape, life.born) == Some(Phase::LOAD);
-            let known = self.taped.origins[index].entry.is_some() || life.role.thread != Thread::Unknown;
+            let phase = self.lives.phase(&self.taped.tape, life.born);
+            let before = self.taped.origins[index].entry.is_none() && life.gone.is_none();
+            let known = self.taped.origins[index].entry.is_some() || life.role.thread == Thread::Program;
             let stays = life.outlives(self.last) || life.gone.is_none();
-            if self.of[index].is_some() || !known || !stays || !(loads || life.role.work == Work::Load) {
+            let loads = phase == Some(Phase::LOAD) || before || life.role.work == Work::Load;
+            if self.of[index].is_some() || !known || !stays || !loads {
                 continue;
             }
             let has_gradient = self.gradients.contains_key(&life.bytes);
@@ -305,25 +309,28 @@ impl Categories<'_> {
     /// does not tell, but their sums do.
     fn there_before_the_recording(&mut self) {
         let phases = (1..=self.last).filter_map(|number| self.lives.phase(&self.taped.tape, number));
-        let updates = phases.filter(|phase| *phase == Phase::UPDATE).count();
-        if updates == 0 || self.of.contains(&Some(Category::OptimizerState)) {
+        if phases.filter(|phase| *phase == Phase::UPDATE).count() == 0 {
             return;
         }
+        let knows_state = self.of.contains(&Some(Category::OptimizerState));
+        let mut open = self.gradients.clone();
         let mut before: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
-        for (index, life) in self.lives.lives.iter().enumerate() {
-            if self.of[index].is_none()
-                && self.taped.origins[index].entry.is_none()
-                && life.gone.is_none()
-                && self.gradients.contains_key(&life.bytes)
-            {
-                before.entry(life.bytes).or_default().push(index);
+        for (index, life) in self.lives.lives.iter().enumerate().filter(|(_, life)| life.gone.is_none()) {
+            match (self.of[index], open.get_mut(&life.bytes)) {
+                (Some(Category::Parameter), Some(count)) => *count = count.saturating_sub(1),
+                (None, Some(_)) if self.taped.origins[index].entry.is_none() => {
+                    before.entry(life.bytes).or_default().push(index);
+                }
+                _ => {}
             }
         }
         for (bytes, objects) in before {
-            let set = self.gradients[&bytes] as usize;
-            let whole = objects.len() / set * set;
-            for (place, index) in objects.into_iter().take(whole).enumerate() {
-                let category = if place < set { Category::Parameter } else { Category::OptimizerState };
+            let (parameters, set) = (open[&bytes] as usize, self.gradients[&bytes] as usize);
+            let more = objects.len().saturating_sub(parameters);
+            let state = if knows_state || set == 0 { 0 } else { more / set * set };
+            for (place, index) in objects.into_iter().take(parameters + state).enumerate() {
+                let category =
+                    if place < parameters { Category::Parameter } else { Category::OptimizerState };
                 self.of[index] = Some(category);
             }
         }

@@ -54,7 +54,11 @@ pub(super) fn phases(snapshot: &Snapshot, trace: &Trace, roles: &[Role]) -> Vec<
     };
     // Without any stack of the program the absence of one says nothing.
     let stacks = roles.iter().any(|role| role.thread == Thread::Program);
-    let mut annotations = snapshot.annotations.iter().filter(|annotation| annotation.starts).peekable();
+    // The oldest entries may be gone while the annotations of their time are there.
+    let first = snapshot.entries(trace).next().map_or(0, |entry| entry.time_us);
+    let annotations = snapshot.annotations.iter();
+    let mut annotations =
+        annotations.filter(|annotation| annotation.starts && annotation.time_us >= first).peekable();
     for (index, entry) in snapshot.entries(trace).enumerate() {
         while let Some(annotation) = annotations.next_if(|annotation| annotation.time_us <= entry.time_us) {
             match snapshot.text(annotation.name) {

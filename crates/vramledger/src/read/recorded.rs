@@ -16,6 +16,7 @@ pub(super) struct Run {
     pub(super) settings: Settings,
     pub(super) books: ledger::Ledger,
     pub(super) block_disagreements: u64,
+    pub(super) hidden: Bytes,
     pub(super) warnings: Vec<String>,
     /// The step that each object was made in.
     pub(super) births: Vec<Option<u32>>,
@@ -36,15 +37,15 @@ impl Run {
         let mut meter = PlacedAllocator::new(&taped.tape, &places, &settings);
         let mut books = ledger::replay(&taped.tape, Some(&mut meter));
         let learnt = meter.learnt().clone();
-        let (mut block_disagreements, _) = meter.disagreements();
+        let (mut block_disagreements, mut hidden) = (meter.disagreements().0, meter.hidden());
         if !learnt.is_empty() {
             places.blocks.extend(learnt);
             let mut meter = PlacedAllocator::new(&taped.tape, &places, &settings);
             books = ledger::replay(&taped.tape, Some(&mut meter));
-            block_disagreements = meter.disagreements().0;
+            (block_disagreements, hidden) = (meter.disagreements().0, meter.hidden());
         }
         let births = births(&taped.tape);
-        Ok(Self { snapshot, taped, places, settings, books, block_disagreements, warnings, births })
+        Ok(Self { snapshot, taped, places, settings, books, block_disagreements, hidden, warnings, births })
     }
 
     /// The bytes that were asked for of each object.
