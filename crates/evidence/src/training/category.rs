@@ -264,8 +264,8 @@ impl Categories<'_> {
     fn there_before_the_steps(&mut self) {
         /// Where a walk over modules makes what: the line of its branch.
         type Branches = BTreeMap<i64, (Vec<usize>, bool)>;
-        let mut walks: HashMap<Stack, Option<Vec<Frame>>> = HashMap::new();
-        let mut families: HashMap<Vec<(u32, u32)>, Branches> = HashMap::new();
+        let mut walks: HashMap<Stack, Option<Frame>> = HashMap::new();
+        let mut families: BTreeMap<(u32, u32), Branches> = BTreeMap::new();
         for index in 0..self.of.len() {
             let life = &self.lives.lives[index];
             let phase = self.lives.phase(&self.taped.tape, life.born);
@@ -279,11 +279,10 @@ impl Categories<'_> {
             let has_gradient = self.gradients.contains_key(&life.bytes);
             let stack = self.stack(index);
             let walk = walks.entry(stack).or_insert_with(|| walk(self.snapshot, stack));
-            match walk.as_ref().and_then(|walk| Some((walk, walk.last()?.line))) {
-                Some((walk, line)) => {
-                    let family = walk.iter().map(|frame| (frame.file.0, frame.name.0)).collect();
-                    let branches = families.entry(family).or_default();
-                    let branch = branches.entry(line).or_default();
+            match *walk {
+                Some(turn) => {
+                    let branches = families.entry((turn.file.0, turn.name.0)).or_default();
+                    let branch = branches.entry(turn.line).or_default();
                     branch.0.push(index);
                     branch.1 |= has_gradient;
                 }

@@ -116,7 +116,8 @@ fn work(file: &str, name: &str) -> Option<Work> {
     let optimizers = file.contains("/optim/") || file.contains("/optimizers/") || stem.contains("optim");
     Some(match name {
         "zero_grad" => Work::ZeroGrad,
-        "load_state_dict" | "_process_value_according_to_param_policy" if optimizers => Work::LoadState,
+        // Some make their state before the first step.
+        "__init__" | "load_state_dict" if optimizers && !stem.contains("scheduler") => Work::LoadState,
         _ if optimizers && !stem.contains("scheduler") && (name == "step" || name.ends_with("_step")) => {
             Work::Step
         }
@@ -140,20 +141,18 @@ fn work(file: &str, name: &str) -> Option<Work> {
 /// The functions through which a module is called.
 const CALLS: [&str; 4] = ["_call_impl", "_wrapped_call_impl", "__call__", "_slow_forward"];
 
-/// What tells in which branch of a walk over modules an object was made: the innermost frames up to the
-/// first function that calls itself, that one included; a module that is moved is such a walk, however
-/// deep. None where no function does.
-pub(super) fn walk(snapshot: &Snapshot, stack: Stack) -> Option<Vec<Frame>> {
+/// The branch of a walk over modules that an object was made in: the innermost frame of a function that
+/// calls itself. A module that is moved is such a walk, however deep. None where no function does.
+pub(super) fn walk(snapshot: &Snapshot, stack: Stack) -> Option<Frame> {
     let python = |frame: &&Frame| !is_native(snapshot.text(frame.file), snapshot.text(frame.name));
     let frames: Vec<Frame> = snapshot.stack(stack).filter(python).copied().collect();
-    let same = |a: &Frame, b: &Frame| (a.file, a.name) == (b.file, b.name);
     let moves = |frame: &Frame| {
         snapshot.text(frame.name) == "_apply" && snapshot.text(frame.file).ends_with("nn/modules/module.py")
     };
-    let turns =
+    let same = |a: &Frame, b: &Frame| (a.file, a.name) == (b.file, b.name);
+    let calls_itself =
         |at: &usize| moves(&frames[*at]) || frames.get(at + 1).is_some_and(|next| same(&frames[*at], next));
-    let turn = (0..frames.len()).find(turns)?;
-    Some(frames[..=turn].to_vec())
+    (0..frames.len()).find(calls_itself).map(|at| frames[at])
 }
 
 /// The frames from the line on that called for a backward pass, innermost first; none where `stack` is
