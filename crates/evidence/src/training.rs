@@ -4,13 +4,14 @@
 //! stacks of who asks and who lets go, from annotations, lifetimes and sizes.
 
 mod category;
+mod periods;
 mod phases;
 mod role;
 mod shards;
 
 use std::ops::ControlFlow;
 
-use ledger::{DeviceId, Event, Tape, TapeError};
+use ledger::{DeviceId, Event, Phase, Tape, TapeError};
 
 use self::phases::{Begin, phases};
 use self::role::Role;
@@ -29,7 +30,10 @@ impl Snapshot {
         // One process runs one program, and the device that did most tells what it did.
         let most =
             self.traces.iter().enumerate().max_by_key(|(index, trace)| (trace.len(), usize::MAX - index));
-        let begins = most.map_or_else(Vec::new, |(_, trace)| phases(self, trace, &roles));
+        let mut begins = most.map_or_else(Vec::new, |(_, trace)| phases(self, trace, &roles));
+        if begins.is_empty() {
+            begins = most.map_or_else(Vec::new, |(_, trace)| periods::steps(self, trace));
+        }
         let mut marker = Marker { trace: most.map(|(index, _)| index), begins, next: 0 };
         let mut taped = self.tape(&mut marker)?;
         category::label(&mut taped, self, &roles);
@@ -59,6 +63,9 @@ impl Narrator for Marker {
             let name = &tape.devices[usize::from(device.0)].name;
             if self.trace.is_none_or(|trace| *name != Snapshot::device_name(trace)) {
                 break;
+            }
+            if begin.phase == periods::PHASE && tape.phases.len() == Phase::NAMES.len() {
+                tape.phases.push(periods::STEP.into());
             }
             let mark = tape.new_mark(begin.mark());
             if entry.time_us > 0 {

@@ -3,6 +3,7 @@
 //! Two walks. The first keeps totals, and knows at its end at which events the peaks are; the
 //! second stops at those events and sees who is there.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
@@ -317,11 +318,24 @@ impl<'a> Replay<'a> {
             if let Event::Mark(mark) = event {
                 self.begin(index, mark);
             }
-            let Some(device) = self.count(index, event) else { continue };
+            let moved = self.count(index, event);
             if let (Some(meter), Event::Alloc { object, .. }) = (&meter, event) {
                 self.blocks[object.0 as usize] = meter.block_bytes(object);
             }
-            self.observe(index, device, meter.as_deref());
+            match (index + 1).cmp(&self.tape.before) {
+                // What was there before was there at once.
+                Ordering::Less => {}
+                Ordering::Equal => {
+                    for device in 0..self.devices.len() {
+                        self.observe(index, DeviceId(device as u16), meter.as_deref());
+                    }
+                }
+                Ordering::Greater => {
+                    if let Some(device) = moved {
+                        self.observe(index, device, meter.as_deref());
+                    }
+                }
+            }
         }
         self.close();
     }

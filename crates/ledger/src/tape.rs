@@ -277,6 +277,9 @@ pub struct Tape {
     pub devices: Vec<Device>,
     /// The names of the phases, in the order of the timeline.
     pub phases: Vec<String>,
+    /// How many of the first events tell what was there before the tape begins: one instant, that
+    /// after the last of them.
+    pub before: usize,
     names: Interner<String>,
     layouts: Interner<Layout>,
     labels: Vec<Label>,
@@ -299,6 +302,7 @@ impl Tape {
             unit,
             devices,
             phases: Phase::NAMES.iter().map(ToString::to_string).collect(),
+            before: 0,
             names: Interner::default(),
             layouts: Interner::default(),
             labels: Vec::new(),
@@ -493,6 +497,7 @@ impl Tape {
             }
         }
         copy(&mut whole, next..self.len());
+        self.before += events.iter().filter(|(index, _)| *index < self.before).count();
         (self.kinds, self.subjects, self.bytes) = (whole.kinds, whole.subjects, whole.bytes);
         (self.device, self.stream, self.pool) = (whole.device, whole.stream, whole.pool);
         self.times = whole.times;

@@ -29,7 +29,7 @@ pub use explain::explain;
 pub use levers::explain_plan;
 pub use model::{NamedModel, load_model};
 pub use plan::{CONTEXT, Plan, PlanQuestion, plan, tape_file};
-pub use read::{By, DEPTH, ReadQuestion, read};
+pub use read::{By, DEPTH, Read, ReadQuestion, read};
 pub use reconcile::reconcile;
 pub use simulate::{SimulateQuestion, simulate};
 pub use tradeoff::{TradeoffQuestion, tradeoff};

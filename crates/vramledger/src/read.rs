@@ -11,7 +11,7 @@ mod stranding;
 use std::collections::BTreeMap;
 
 use evidence::snapshot::{Setting, Snapshot, SnapshotError};
-use ledger::{DeviceKind, Measure, Provenance};
+use ledger::{DeviceKind, Measure, Provenance, Tape};
 use serde_json::{Map, Value, json};
 use wire::{About, Evidence, Ledger, Reading, Start, Step};
 
@@ -39,6 +39,15 @@ pub struct ReadQuestion {
     pub what_if: Vec<String>,
 }
 
+/// What `read` answers.
+#[derive(Debug)]
+pub struct Read {
+    /// The ledger; of a recording, with what it says besides.
+    pub ledger: Ledger,
+    /// The tape of a recording, and what is known of its run.
+    tape: Option<(About, Tape)>,
+}
+
 /// The frames of a stack that count where nothing else is said.
 pub const DEPTH: usize = 2;
 
@@ -47,9 +56,9 @@ pub const DEPTH: usize = 2;
 ///
 /// # Errors
 /// A file that cannot be read, or a question about what it does not have.
-pub fn read(path: &str, bytes: Vec<u8>, question: &ReadQuestion) -> Result<Ledger, Error> {
+pub fn read(path: &str, bytes: Vec<u8>, question: &ReadQuestion) -> Result<Read, Error> {
     if is_document(&bytes) {
-        return read_ledger(path, &bytes);
+        return Ok(Read { ledger: read_ledger(path, &bytes)?, tape: None });
     }
     let file_bytes = bytes.len() as u64;
     let mut snapshot = Snapshot::read(&bytes).map_err(|problem| damaged(path, problem))?;
@@ -68,7 +77,20 @@ pub fn read(path: &str, bytes: Vec<u8>, question: &ReadQuestion) -> Result<Ledge
 pub(crate) fn read_snapshot(path: &str, bytes: &[u8]) -> Result<Ledger, Error> {
     let snapshot = Snapshot::read(bytes).map_err(|problem| damaged(path, problem))?;
     let run = Run::of(path, snapshot)?;
-    run.answer(path, bytes.len() as u64, &ReadQuestion { depth: DEPTH, ..ReadQuestion::default() })
+    let question = ReadQuestion { depth: DEPTH, ..ReadQuestion::default() };
+    Ok(run.answer(path, bytes.len() as u64, &question)?.ledger)
+}
+
+impl Read {
+    /// The file of the recording's tape, `.vlt`.
+    ///
+    /// # Errors
+    /// No recording, or a tape beyond the limits of the form.
+    pub fn tape_file(&self) -> Result<Vec<u8>, Error> {
+        let no_tape = || Error::Setup { what: "a tape is kept of recordings alone".into() };
+        let (about, tape) = self.tape.as_ref().ok_or_else(no_tape)?;
+        Ok(wire::write_tape(about, tape)?)
+    }
 }
 
 fn damaged(path: &str, problem: SnapshotError) -> Error {
@@ -78,14 +100,12 @@ fn damaged(path: &str, problem: SnapshotError) -> Error {
 /// Whether `bytes` are a document of ours or are to be told why they are none.
 fn is_document(bytes: &[u8]) -> bool {
     let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
-    bytes.starts_with(b"\x28\xb5\x2f\xfd")
-        || bytes.starts_with(b"vramledger-tape")
-        || matches!(first, Some(b'{' | b'['))
+    bytes.starts_with(b"vramledger-tape/") || matches!(first, Some(b'{' | b'['))
 }
 
 impl Run {
     /// The answer to `question`.
-    fn answer(mut self, path: &str, file_bytes: u64, question: &ReadQuestion) -> Result<Ledger, Error> {
+    fn answer(self, path: &str, file_bytes: u64, question: &ReadQuestion) -> Result<Read, Error> {
         let no_such = |what: String| Error::NoSuch { name: path.into(), what };
         let looked_at = self.instant_event(question).map_err(no_such)?;
         let peak = self.books.peaks.reserved.as_ref().map(|peak| (peak.device, self.served(peak.event)));
@@ -108,7 +128,8 @@ impl Run {
         }
         let growth = growth::growth(&self.taped.tape);
         let blocks_agree = last.and_then(shot).and_then(|shot| self.blocks_agree(shot));
-        let mut ledger = Ledger::new(self.about(path), &self.books);
+        let about = self.about(path);
+        let mut ledger = Ledger::new(about.clone(), &self.books);
         let mut remedy = None;
         if let Some(failure) = failure.and_then(|(_, event)| shot(event)) {
             let oom = remedy::out_of_memory(&self, failure);
@@ -123,7 +144,6 @@ impl Run {
         };
         let file = self.evidence(file_bytes, blocks_agree);
         let steps = steps(&ledger);
-        ledger.warnings.append(&mut self.warnings);
         ledger.reading = Some(Box::new(Reading {
             format: Reading::FORMAT.into(),
             file,
@@ -134,7 +154,7 @@ impl Run {
             remedy,
             what_if,
         }));
-        Ok(ledger)
+        Ok(Read { ledger, tape: Some((about, self.taped.tape)) })
     }
 
     fn about(&self, path: &str) -> About {
@@ -158,6 +178,7 @@ impl Run {
                 _ => Map::new(),
             },
             interpretation_limits: limits,
+            warnings: self.warnings.clone(),
             ..About::new(Provenance::Measured)
         }
     }

@@ -85,6 +85,14 @@ pub struct About {
     /// What a reader could not read or make sense of.
     #[serde(default)]
     pub warnings: Vec<String>,
+    /// How many of the first events of its tape tell what was there before: see [`ledger::Tape::before`].
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub events_before: u64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
+const fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// What takes memory of a device outside the allocator.
@@ -386,6 +394,7 @@ impl About {
             assumptions: Vec::new(),
             interpretation_limits: Vec::new(),
             warnings: Vec::new(),
+            events_before: 0,
         }
     }
 }

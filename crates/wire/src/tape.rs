@@ -102,7 +102,8 @@ fn head(about: &About, tape: &Tape) -> Result<Vec<u8>, WriteError> {
     within("labels", MAX_TABLE, tape.labels().len())?;
     let texts = tape.devices.iter().map(|device| &device.name).chain(&tape.phases).chain(tape.names());
     within("bytes in a name", MAX_TEXT, texts.map(String::len).max().unwrap_or(0))?;
-    let about = serde_json::to_string(about).map_err(|error| WriteError::Compression(error.into()))?;
+    let about = About { events_before: tape.before as u64, ..about.clone() };
+    let about = serde_json::to_string(&about).map_err(|error| WriteError::Compression(error.into()))?;
     within("bytes of what is known besides", MAX_ABOUT, about.len())?;
 
     let mut head = Out(Vec::new());
@@ -199,6 +200,10 @@ fn read_within(limit: u64, bytes: &[u8]) -> Result<(About, Tape), ReadError> {
     let about: About = serde_json::from_str(&about).map_err(|error| ReadError::json("tape", &error))?;
     let mut tape = read_head(&mut body)?;
     read_events(&mut body, &mut tape)?;
+    tape.before = usize::try_from(about.events_before)
+        .ok()
+        .filter(|before| *before <= tape.len())
+        .ok_or_else(|| bad("fewer events than it says tell what was there before"))?;
     if !body.0.fill_buf().map_err(ReadError::Damaged)?.is_empty() {
         return Err(bad("more after its last event"));
     }

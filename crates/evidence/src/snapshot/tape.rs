@@ -110,6 +110,7 @@ impl Snapshot {
     pub fn tape(&self, narrator: &mut dyn Narrator) -> Result<Taped, TapeError> {
         let mut writer = Writer::new(self);
         writer.begin()?;
+        writer.tape.before = writer.tape.len();
         let end = writer.follow(narrator)?;
         if end.is_continue() {
             narrator.end(&mut writer.tape, &writer.alive);

@@ -263,7 +263,7 @@ impl Categories<'_> {
     /// Parameters and buffers: what is made before the first step, or by moving and loading modules.
     fn there_before_the_steps(&mut self) {
         /// Where a walk over modules makes what: the line of its branch.
-        type Branches = BTreeMap<i64, (Vec<usize>, bool)>;
+        type Branches = BTreeMap<i64, Vec<usize>>;
         let mut walks: HashMap<Stack, Option<Frame>> = HashMap::new();
         let mut families: BTreeMap<(u32, u32), Branches> = BTreeMap::new();
         for index in 0..self.of.len() {
@@ -282,9 +282,7 @@ impl Categories<'_> {
             match *walk {
                 Some(turn) => {
                     let branches = families.entry((turn.file.0, turn.name.0)).or_default();
-                    let branch = branches.entry(turn.line).or_default();
-                    branch.0.push(index);
-                    branch.1 |= has_gradient;
+                    branches.entry(turn.line).or_default().push(index);
                 }
                 None if life.role.work == Work::Load || has_gradient => {
                     self.of[index] = Some(Category::Parameter);
@@ -293,9 +291,29 @@ impl Categories<'_> {
             }
         }
         for branches in families.into_values() {
-            // A walk comes to the parameters of a module before its buffers.
-            let trained = branches.values().any(|(_, has_gradient)| *has_gradient);
-            for (place, (_, (objects, has_gradient))) in branches.into_iter().enumerate() {
+            // A walk comes to the parameters of a module before its buffers: gradients are the earlier
+            // branch's first, where buffers have sizes of parameters.
+            let mut open = self.gradients.clone();
+            let mut has_gradient = |objects: &[usize]| {
+                let mut has = false;
+                for index in objects {
+                    if let Some(count) =
+                        open.get_mut(&self.lives.lives[*index].bytes).filter(|count| **count > 0)
+                    {
+                        (*count, has) = (*count - 1, true);
+                    }
+                }
+                has
+            };
+            let branches: Vec<(Vec<usize>, bool)> = branches
+                .into_values()
+                .map(|objects| {
+                    let has = has_gradient(&objects);
+                    (objects, has)
+                })
+                .collect();
+            let trained = branches.iter().any(|(_, has_gradient)| *has_gradient);
+            for (place, (objects, has_gradient)) in branches.into_iter().enumerate() {
                 let parameters = if trained { has_gradient } else { place == 0 };
                 let category = if parameters { Category::Parameter } else { Category::Buffer };
                 objects.into_iter().for_each(|index| self.of[index] = Some(category));

@@ -53,7 +53,9 @@ pub(super) fn phases(snapshot: &Snapshot, trace: &Trace, roles: &[Role]) -> Vec<
         fetching: HashSet::new(),
     };
     // Without any stack of the program the absence of one says nothing.
-    let stacks = roles.iter().any(|role| role.thread == Thread::Program);
+    if roles.iter().all(|role| role.thread != Thread::Program) {
+        return Vec::new();
+    }
     // The oldest entries may be gone while the annotations of their time are there.
     let first = snapshot.entries(trace).next().map_or(0, |entry| entry.time_us);
     let annotations = snapshot.annotations.iter();
@@ -67,20 +69,20 @@ pub(super) fn phases(snapshot: &Snapshot, trace: &Trace, roles: &[Role]) -> Vec<
                 _ => {}
             }
         }
-        if let Some(evidence) = evidence(&entry, roles[entry.stack.0 as usize], stacks) {
+        if let Some(evidence) = evidence(&entry, roles[entry.stack.0 as usize]) {
             finder.see(index, evidence);
         }
     }
     finder.finish()
 }
 
-/// What `entry` is evidence of; `stacks` tells whether the program's own threads have stacks.
-fn evidence(entry: &Entry, role: Role, stacks: bool) -> Option<Evidence> {
+/// What `entry` is evidence of.
+fn evidence(entry: &Entry, role: Role) -> Option<Evidence> {
     let takes =
         matches!(entry.action, Action::Alloc | Action::SegmentAlloc | Action::SegmentMap | Action::Oom);
     match (role.thread, role.work) {
-        (Thread::Autograd, _) if takes => Some(Evidence::Backward),
-        (Thread::Unknown, _) if takes && stacks => Some(Evidence::Backward),
+        // Autograd's own threads run no Python but for hooks.
+        (Thread::Autograd | Thread::Unknown, _) if takes => Some(Evidence::Backward),
         (Thread::Autograd | Thread::Unknown, _) => None,
         (Thread::Program, Work::Step | Work::Clip) => Some(Evidence::Update),
         (Thread::Program, Work::ZeroGrad) => Some(Evidence::ZeroGrad),
@@ -201,6 +203,13 @@ impl Finder<'_> {
 
     /// The phases, with the load before the first.
     fn finish(mut self) -> Vec<Begin> {
+        // An update that takes and gives nothing back is not seen: then each pass is a step.
+        if self.begins.iter().all(|begin| begin.phase != Phase::UPDATE) {
+            for begin in &mut self.begins {
+                begin.step = begin.micro_batch.unwrap_or(begin.step);
+                begin.micro_batch = begin.micro_batch.map(|_| 1);
+            }
+        }
         if let (Some(seen), Some(start)) = (self.first, self.start_of_first()) {
             if let Some(first) = self.begins.iter_mut().find(|begin| begin.entry <= seen) {
                 first.entry = start;

@@ -1,5 +1,7 @@
 //! What a stack tells of the moment it is from: what was at work, and on whose thread.
 
+use std::borrow::Cow;
+
 use crate::snapshot::{Frame, Snapshot, Stack, is_native};
 
 /// What was at work.
@@ -50,8 +52,8 @@ pub(super) struct Role {
 }
 
 /// The parts of paths that libraries are in.
-const LIBRARIES: [&str; 5] =
-    ["/site-packages/", "/dist-packages/", "/lib/python", "/torchinductor_", "<frozen "];
+const LIBRARIES: [&str; 6] =
+    ["/site-packages/", "/dist-packages/", "/lib/python", "/torch/", "/torchinductor_", "<frozen "];
 
 /// Where a thread of a program begins.
 const ROOTS: [&str; 5] = ["<module>", "_bootstrap", "_bootstrap_inner", "_run_module_as_main", "_run_code"];
@@ -64,15 +66,17 @@ impl Role {
     /// What `stack` tells.
     pub(super) fn of(snapshot: &Snapshot, stack: Stack) -> Self {
         let mut role = Self::default();
-        let mut root: Option<(&str, &str)> = None;
+        let mut root: Option<(bool, &str)> = None;
         let mut native = false;
         for frame in snapshot.stack(stack) {
             let (file, name) = (snapshot.text(frame.file), snapshot.text(frame.name));
+            let file =
+                &*if file.contains('\\') { file.replace('\\', "/").into() } else { Cow::Borrowed(file) };
             if is_native(file, name) {
                 native |= name.contains("autograd::Engine") || name.contains("AccumulateGrad");
                 continue;
             }
-            root = Some((file, name));
+            root = Some((file.contains("/torch/"), name));
             let library = is_library(file);
             if role.program.is_none() && !library {
                 role.program = Some(*frame);
@@ -83,7 +87,7 @@ impl Role {
             }
         }
         role.thread = match root {
-            Some((file, name)) if file.contains("/torch/") && !ROOTS.contains(&name) => Thread::Autograd,
+            Some((true, name)) if !ROOTS.contains(&name) => Thread::Autograd,
             Some(_) => Thread::Program,
             None if native => Thread::Autograd,
             None => Thread::Unknown,
@@ -123,6 +127,8 @@ fn work(file: &str, name: &str) -> Option<Work> {
         }
         // `Optimizer.step` of any class goes through this one.
         "wrapper" if file.ends_with("torch/optim/optimizer.py") => Work::Step,
+        "_take_model_step" => Work::Step,
+        "step" if file.contains("deepspeed/runtime/zero/") => Work::Step,
         "_unscale_grads_" | "unscale_" => Work::Clip,
         _ if name.starts_with("clip_grad") => Work::Clip,
         "backward" if file.ends_with("torch/_tensor.py") => Work::Backward,

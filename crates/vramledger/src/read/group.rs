@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use evidence::snapshot::Snapshot;
-use ledger::{Bytes, Category, Contributor, DeviceId, Ladder, Measure, ObjectId, Unit};
+use evidence::snapshot::{Snapshot, Stack};
+use ledger::{Bytes, Category, Contributor, DeviceId, Ladder, Measure, Unit};
 use wire::{Instant, InstantRow};
 
 use super::ReadQuestion;
@@ -53,8 +53,8 @@ pub(super) struct LookedAt {
 pub(super) fn instant(run: &Run, shot: &Shot, at: &LookedAt, question: &ReadQuestion) -> Instant {
     let tape = &run.taped.tape;
     debug_assert_eq!(tape.unit, Unit::Requested, "snapshots tell what was asked for");
-    let mut rows: HashMap<String, (InstantRow, bool)> = HashMap::new();
-    let mut names: BTreeMap<(u32, Category), String> = BTreeMap::new();
+    let mut rows: BTreeMap<(String, Option<Category>), InstantRow> = BTreeMap::new();
+    let mut names: HashMap<Stack, Option<String>> = HashMap::new();
     let (mut requested_bytes, mut bytes) = (0_u64, 0_u64);
     for (object, requested, block) in shot.held(at.device) {
         requested_bytes += requested;
@@ -66,28 +66,20 @@ pub(super) fn instant(run: &Run, shot: &Shot, at: &LookedAt, question: &ReadQues
             By::Category => label.category.as_str().to_owned(),
             By::Size => requested.to_string(),
             By::Stack | By::Line | By::Module => {
-                let known = names.entry((stack.0, label.category));
-                let fallback = || tape.name(label.name).to_owned();
-                match stack.0 {
-                    0 => fallback(),
-                    _ => {
-                        known.or_insert_with(|| name(run, object, question).unwrap_or_else(fallback)).clone()
-                    }
-                }
+                let name = names.entry(stack).or_insert_with(|| name(run, stack, question)).clone();
+                name.unwrap_or_else(|| tape.name(label.name).to_owned())
             }
         };
-        let empty = || {
-            let category = Some(wire::Category(label.category));
-            (InstantRow { name: name.clone(), category, bytes: 0, count: 0 }, true)
-        };
-        let (row, _) = rows.entry(name.clone()).or_insert_with(empty);
+        // Objects of one size are for anything; those of one place are told apart.
+        let category = Some(label.category).filter(|_| question.by != By::Size);
+        let row = rows.entry((name, category)).or_insert_with_key(|(name, category)| {
+            let category = category.map(wire::Category);
+            InstantRow { name: name.clone(), category, bytes: 0, count: 0 }
+        });
         row.bytes += amount;
         row.count += 1;
-        if row.category != Some(wire::Category(label.category)) {
-            row.category = None;
-        }
     }
-    let mut rows: Vec<InstantRow> = rows.into_values().map(|(row, _)| row).collect();
+    let mut rows: Vec<InstantRow> = rows.into_values().collect();
     let reading = shot.readings[usize::from(at.device.0)].unwrap_or_default();
     let total = if at.measure == Measure::Allocated { reading.allocated.get() } else { requested_bytes };
     if total > bytes {
@@ -123,9 +115,8 @@ pub(super) fn instant(run: &Run, shot: &Shot, at: &LookedAt, question: &ReadQues
     }
 }
 
-/// The name of `object`'s row; none where no stack tells it.
-fn name(run: &Run, object: ObjectId, question: &ReadQuestion) -> Option<String> {
-    let stack = run.taped.origins[object.0 as usize].stack;
+/// The name of the row of what `stack` made; none where no stack tells it.
+fn name(run: &Run, stack: Stack, question: &ReadQuestion) -> Option<String> {
     match question.by {
         By::Stack => run.snapshot.site(stack, question.depth.max(1)),
         By::Line => run.snapshot.site(stack, 1),
@@ -135,7 +126,7 @@ fn name(run: &Run, object: ObjectId, question: &ReadQuestion) -> Option<String> 
 }
 
 /// The module that was at work: the file of the innermost one and where it was called.
-fn module(snapshot: &Snapshot, stack: evidence::snapshot::Stack) -> Option<String> {
+fn module(snapshot: &Snapshot, stack: Stack) -> Option<String> {
     let frames: Vec<_> = snapshot.stack(stack).collect();
     let of_module =
         |index: &usize| snapshot.text(frames[*index].file).ends_with("torch/nn/modules/module.py");
