@@ -5,7 +5,7 @@
 //! the backward pass; an activation is made by a module in the forward pass; parameters and buffers
 //! are there before the first step. What none of this tells stays unattributed.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use ledger::{Category, Event, Label, MarkId, ObjectId, Phase, Tape};
 
@@ -181,6 +181,7 @@ impl Categories<'_> {
         self.there_before_the_steps();
         self.there_before_the_recording();
         self.unfinished_backward();
+        self.kept_past_zero_grad();
     }
 
     /// What the phase and the stack that an object was made in tell alone.
@@ -349,6 +350,31 @@ impl Categories<'_> {
                 let category =
                     if place < parameters { Category::Parameter } else { Category::OptimizerState };
                 self.of[index] = Some(category);
+            }
+        }
+    }
+
+    /// What autograd made and a `zero_grad` passed over is of no parameter, where no parameter has its
+    /// size: the gradient of an input that was made to require one.
+    fn kept_past_zero_grad(&mut self) {
+        let lives = &self.lives.lives;
+        let zeroed: BTreeSet<u32> =
+            lives.iter().filter(|life| life.end == Work::ZeroGrad).filter_map(|life| life.gone).collect();
+        let parameters = lives.iter().zip(&self.of).filter(|(_, of)| **of == Some(Category::Parameter));
+        let parameters: HashSet<u64> = parameters.map(|(life, _)| life.bytes).collect();
+        if parameters.is_empty() {
+            return;
+        }
+        for (life, of) in lives.iter().zip(&mut self.of) {
+            let passed_over = || zeroed.range(life.born + 1..life.gone.unwrap_or(u32::MAX)).next().is_some();
+            if *of == Some(Category::Gradient)
+                && life.end != Work::ZeroGrad
+                && !life.role.collective
+                && !parameters.contains(&life.bytes)
+                && life.gone.is_none_or(|gone| gone > life.born)
+                && passed_over()
+            {
+                *of = Some(Category::Temporary);
             }
         }
     }
