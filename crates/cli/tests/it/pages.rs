@@ -154,6 +154,11 @@ fn compare() {
     weights  parameter   800.00        800.00
     hidden   activation  300.00        300.00
     scratch  workspace        -        100.00
+
+    What with-scratch has more or less at its peak, MiB
+    object   category   base  with-scratch  difference
+    scratch  workspace     0        100.00     +100.00
+    all                                        +100.00
     ");
     let line = "reconcile base.json --allocated 1213MiB --reserved 1400MiB --capacity 1410MiB";
     insta::assert_snapshot!(folder.run(line).all(), @r"
