@@ -14,12 +14,13 @@ const MOST_ROWS: usize = 20;
 /// The part of the reserved bytes beyond which what is in no block is worth a word.
 const WORTH_A_TRY: u64 = 5;
 /// The most letters of a place in the program.
-const WIDEST_NAME: usize = 56;
+const WIDEST_NAME: usize = 60;
+/// The least share of the total that makes a row.
+const LEAST_SHARE: f64 = 0.0005;
 /// The most growing places that are shown.
 const MOST_GROWING: usize = 8;
-/// The most segments that are shown, and of each the most pins.
+/// The most segments that are shown.
 const MOST_SEGMENTS: usize = 5;
-const MOST_PINS: usize = 2;
 /// The most steps that are all shown; of more, so many from the start and from the end.
 const MOST_STEPS: usize = 8;
 const FIRST_STEPS: usize = 4;
@@ -360,7 +361,7 @@ impl ReadReport<'_> {
         }
         if *requests > 0 && *requests_without_stack > 0 {
             let share = *requests_without_stack as f64 / *requests as f64 * 100.0;
-            parts.push(format!("{share:.0} % of the requests have no stack"));
+            parts.push(format!("{share:.0} % of the requests have no stack, as on autograd's threads"));
         }
         if let Some(settings) = self.reading.file.alloc_conf.as_ref().filter(|settings| !settings.is_empty())
         {
@@ -422,78 +423,73 @@ impl ReadReport<'_> {
         })
     }
 
-    /// The peak by category, where the instant is not told by category itself.
+    /// What is there by category, where the rows are not told apart by category themselves.
     fn categories(&self, instant: &Instant) -> Option<Block> {
-        let peak = self.ledger.peaks.get(instant.measure.0)?;
-        if instant.by == "category" || peak.event != instant.event || peak.bytes == 0 {
-            return None;
-        }
         let unit = Unit::of_largest([instant.bytes]);
         let mut rows: Vec<(&str, u64)> =
-            peak.by_category.iter().map(|(category, bytes)| (category.0.as_str(), *bytes)).collect();
+            instant.by_category.iter().map(|(category, bytes)| (category.0.as_str(), *bytes)).collect();
         rows.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(b.0)));
-        let row =
-            |(name, bytes): (&str, u64)| vec![name.to_owned(), unit.number(bytes), share(bytes, peak.bytes)];
-        Some(Block::Table {
-            title: Some(format!("At the peak of the {} bytes, {}", instant.measure.0.as_str(), unit.name())),
+        let row = |(name, bytes): (&str, u64)| {
+            vec![name.to_owned(), unit.number(bytes), share(bytes, instant.bytes)]
+        };
+        (instant.by != "category" && !rows.is_empty()).then(|| Block::Table {
+            title: Some(format!("{}, {} {}", self.moment(instant), instant.measure.0.as_str(), unit.name())),
             columns: vec![Column::words("category"), Column::numbers("held"), Column::numbers("share")],
             rows: rows.into_iter().map(row).collect(),
         })
     }
 
+    /// `Who is there (event 186, step 2, backward, at 1.53 s)`.
+    fn moment(&self, instant: &Instant) -> String {
+        let failed = self.ledger.oom.as_ref().is_some_and(|oom| oom.event == instant.event);
+        let mut when = vec![format!("event {}", thousands(instant.event))];
+        when.extend(instant.step.filter(|step| *step > 0).map(|step| format!("step {step}")));
+        when.extend(instant.micro_batch.filter(|at| *at > 1).map(|at| format!("micro-batch {at}")));
+        when.extend(instant.phase.clone());
+        when.extend(self.several().then(|| self.device(instant.device).to_owned()));
+        when.extend(instant.microseconds.map(|time| format!("at {}", duration(time))));
+        let head = if failed { "Who was there when it failed" } else { "Who is there" };
+        format!("{head} ({})", when.join(", "))
+    }
+
     fn owners(&self, instant: &Instant) -> Block {
         let unit = Unit::of_largest([instant.bytes]);
+        let by_category = instant.by == "category";
+        let cells = |name: String, category: &str, count: u64, bytes: u64| {
+            let mut cells = vec![name];
+            if !by_category {
+                cells.push(category.to_owned());
+            }
+            cells.extend([thousands(count), unit.number(bytes), share(bytes, instant.bytes)]);
+            cells
+        };
         let row = |row: &InstantRow| {
             let name = if instant.by == "size" { named_size(&row.name) } else { short(&row.name) };
-            vec![
-                name,
-                row.category.map_or_else(|| "several".into(), |category| category.0.as_str().to_owned()),
-                thousands(row.count),
-                unit.number(row.bytes),
-                share(row.bytes, instant.bytes),
-            ]
+            let category = row.category.map_or("any", |category| category.0.as_str());
+            cells(name, category, row.count, row.bytes)
         };
-        let mut rows: Vec<Vec<String>> = instant.rows.iter().take(MOST_ROWS).map(row).collect();
-        let rest = instant.rows.get(MOST_ROWS..).unwrap_or_default();
+        let worth = |row: &&InstantRow| row.bytes as f64 >= LEAST_SHARE * instant.bytes as f64;
+        let shown = instant.rows.iter().take(MOST_ROWS).take_while(worth).count();
+        // One more row says more than that there is one.
+        let shown = if shown + 1 == instant.rows.len() { shown + 1 } else { shown };
+        let (shown, rest) = instant.rows.split_at(shown);
+        let mut rows: Vec<Vec<String>> = shown.iter().map(row).collect();
+        let count = |rows: &[InstantRow]| rows.iter().map(|row| row.count).sum();
         if !rest.is_empty() {
-            let bytes = rest.iter().map(|row| row.bytes).sum();
-            let count = rest.iter().map(|row| row.count).sum();
-            rows.push(vec![
-                format!("{} more", thousands(rest.len() as u64)),
-                String::new(),
-                thousands(count),
-                unit.number(bytes),
-                share(bytes, instant.bytes),
-            ]);
+            let name = format!("{} more", thousands(rest.len() as u64));
+            rows.push(cells(name, "", count(rest), rest.iter().map(|row| row.bytes).sum()));
         }
-        rows.push(vec![
-            "all".into(),
-            String::new(),
-            String::new(),
-            unit.number(instant.bytes),
-            String::new(),
-        ]);
-        let place = place(instant.step, instant.micro_batch, instant.phase.as_deref());
-        let time = instant.microseconds.map(|time| format!(", {} on", duration(time)));
-        let device =
-            if self.several() { format!(" on {}", self.device(instant.device)) } else { String::new() };
-        let when = format!(
-            "After event {}{place}{device}{}, by {}",
-            thousands(instant.event),
-            time.unwrap_or_default(),
-            instant.by,
-        );
-        Block::Table {
-            title: Some(format!("{when}, {} {}", instant.measure.0.as_str(), unit.name())),
-            columns: vec![
-                Column::words(instant.by.clone()),
-                Column::words("category"),
-                Column::numbers("count"),
-                Column::numbers("held"),
-                Column::numbers("share"),
-            ],
-            rows,
+        rows.push(cells("all".into(), "", count(&instant.rows), instant.bytes));
+        let title = match by_category {
+            true => format!("{}, {} {}", self.moment(instant), instant.measure.0.as_str(), unit.name()),
+            false => format!("The same by {}, {}", instant.by, unit.name()),
+        };
+        let mut columns = vec![Column::words(instant.by.clone())];
+        if !by_category {
+            columns.push(Column::words("category"));
         }
+        columns.extend([Column::numbers("count"), Column::numbers("held"), Column::numbers("share")]);
+        Block::Table { title: Some(title), columns, rows }
     }
 
     fn steps(&self) -> Option<Block> {
@@ -562,7 +558,8 @@ impl ReadReport<'_> {
             Trend::WarmUp => "Nothing grows any more".into(),
             Trend::Growing => format!("It grows by {} a step", size(growth.bytes_per_step)),
         };
-        let mut blocks = vec![Block::Line(format!("{head}: {}.", growth.explanation))];
+        let good = (growth.verdict == Trend::Growing).then_some(false);
+        let mut blocks = vec![Block::Verdict { good, text: format!("{head}: {}.", growth.explanation) }];
         let unit = Unit::of_largest(growth.rows.iter().map(|row| row.bytes));
         let row = |row: &Growing| {
             vec![
@@ -629,14 +626,12 @@ impl ReadReport<'_> {
             ". The largest free block has {}.",
             unit.size(stranding.largest_free_block_bytes)
         ));
-        let mut blocks = vec![Block::Line(text)];
+        let mut blocks = vec![Block::Verdict { good: None, text }];
         let unit = Unit::of_largest(pinned.iter().map(|segment| segment.bytes));
         let row = |segment: &&Stranded| {
-            let mut pins: Vec<String> = segment.pins.iter().take(MOST_PINS).map(pin).collect();
-            if segment.pins.len() > MOST_PINS {
-                let rest = segment.pins.iter().skip(MOST_PINS).map(|pin| pin.count).sum();
-                pins.push(plural(rest, "other block", "other blocks"));
-            }
+            let others: u64 = segment.pins.iter().skip(1).map(|pin| pin.count).sum();
+            let others = (others > 0).then(|| plural(others, "other block", "other blocks"));
+            let pins: Vec<String> = segment.pins.first().map(pin).into_iter().chain(others).collect();
             vec![
                 unit.number(segment.bytes),
                 unit.number(segment.free_bytes),
@@ -677,12 +672,12 @@ fn short(name: &str) -> String {
     shown
 }
 
-/// `512.00 KiB optimizer_state of step 1, adam.py:179 _init_group`.
+/// `512.00 KiB optimizer_state from step 1, adam.py:179 _init_group`.
 fn pin(pin: &Pin) -> String {
     let since = match pin.since_step {
         None => String::new(),
-        Some(0) => " of before the steps".into(),
-        Some(step) => format!(" of step {step}"),
+        Some(0) => " from before the steps".into(),
+        Some(step) => format!(" from step {step}"),
     };
     let place = pin.name.split(" < ").next().unwrap_or_default();
     format!("{} {}{since}, {place}", size(pin.bytes), pin.category.0.as_str())

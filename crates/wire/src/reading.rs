@@ -107,6 +107,8 @@ pub struct Instant {
     pub bytes: u64,
     /// All measures.
     pub held: Ladder,
+    /// What the objects are for; they sum to `bytes`.
+    pub by_category: BTreeMap<Category, u64>,
     /// By what `rows` are told apart: stack, line, module, size or category.
     pub by: String,
     /// Frames of a stack that count; for `by` stack.

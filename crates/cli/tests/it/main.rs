@@ -5,6 +5,7 @@ mod emulate;
 mod frame;
 mod pages;
 mod plan;
+mod read;
 mod run;
 mod simulate;
 mod vectors;

@@ -55,12 +55,14 @@ pub(super) fn instant(run: &Run, shot: &Shot, at: &LookedAt, question: &ReadQues
     debug_assert_eq!(tape.unit, Unit::Requested, "snapshots tell what was asked for");
     let mut rows: BTreeMap<(String, Option<Category>), InstantRow> = BTreeMap::new();
     let mut names: HashMap<Stack, Option<String>> = HashMap::new();
+    let mut by_category: BTreeMap<wire::Category, u64> = BTreeMap::new();
     let (mut requested_bytes, mut bytes) = (0_u64, 0_u64);
     for (object, requested, block) in shot.held(at.device) {
         requested_bytes += requested;
         let amount = if at.measure == Measure::Allocated { block } else { requested };
         bytes += amount;
         let label = tape.label(tape.object(object).label);
+        *by_category.entry(wire::Category(label.category)).or_default() += amount;
         let stack = run.taped.origins[object.0 as usize].stack;
         let name = match question.by {
             By::Category => label.category.as_str().to_owned(),
@@ -85,8 +87,9 @@ pub(super) fn instant(run: &Run, shot: &Shot, at: &LookedAt, question: &ReadQues
     if total > bytes {
         // A recording with gaps may not know all of it.
         let name = Contributor::UNATTRIBUTED.to_owned();
-        let category = Some(wire::Category(Category::Unattributed));
-        rows.push(InstantRow { name, category, bytes: total - bytes, count: 0 });
+        let category = wire::Category(Category::Unattributed);
+        *by_category.entry(category).or_default() += total - bytes;
+        rows.push(InstantRow { name, category: Some(category), bytes: total - bytes, count: 0 });
     }
     rows.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
     let held = Ladder {
@@ -109,6 +112,7 @@ pub(super) fn instant(run: &Run, shot: &Shot, at: &LookedAt, question: &ReadQues
         phase: mark.map(|mark| tape.phase_name(mark.phase).to_owned()),
         bytes: total,
         held: held.into(),
+        by_category,
         by: question.by.as_str().into(),
         depth: question.depth as u64,
         rows,

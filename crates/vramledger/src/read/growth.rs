@@ -86,7 +86,8 @@ pub(super) fn growth(tape: &Tape) -> Growth {
         }
     }
     // A step that was cut off has no end.
-    if let Some(last) = step.filter(|last| *last > 0 && (updated || !updates)) {
+    let failed = tape.events().any(|event| matches!(event, Event::Oom { .. }));
+    if let Some(last) = step.filter(|last| *last > 0 && (updated || !updates && !failed)) {
         end_of(last, &mut tracks, &mut touched);
         steps += 1;
     }
@@ -179,9 +180,14 @@ fn explanation(verdict: Trend, rows: &[Growing], steps: u32, warm_up: u32) -> St
         rows.iter().filter(|row| row.category.0 == Category::Activation).map(|row| row.bytes_per_step).sum();
     let all: u64 = rows.iter().map(|row| row.bytes_per_step).sum();
     match verdict {
-        Trend::TooFewSteps => format!(
-            "{steps} whole steps are too few to tell growth from warm-up: record {LEAST_STEPS} or more"
-        ),
+        Trend::TooFewSteps => {
+            let steps = match steps {
+                0 => "no whole step tells".to_owned(),
+                1 => "one whole step does not tell".into(),
+                _ => format!("{steps} whole steps do not tell"),
+            };
+            format!("{steps} it from warm-up; record {LEAST_STEPS} or more")
+        }
         Trend::Steady => "nothing that is made in a step is there when later ones are over".into(),
         Trend::WarmUp => format!("what grew at first grows no more after step {warm_up}"),
         Trend::Growing if graph * 2 > all => {
