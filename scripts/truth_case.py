@@ -328,6 +328,10 @@ class Run:
         if self.setup["autocast"]:
             dtype = {"bf16": self.torch.bfloat16, "fp16": self.torch.float16}[self.setup["autocast"]]
             stack.enter_context(self.torch.autocast("cuda", dtype=dtype))
+        for name in ("activations", "activations-pinned"):
+            if name in self.setup.get("offload", ()):
+                saving = self.torch.autograd.graph.save_on_cpu(pin_memory=name.endswith("pinned"))
+                stack.enter_context(saving)
         if vramledger_host.emulated():
             stack.enter_context(vramledger_host.HostValues())
         return stack
@@ -411,10 +415,18 @@ class Run:
                 rest = rest[count:]
             layers = self.torch.nn.ModuleList(segments)
             setattr(owner, name, layers)
+        offload = "checkpoints" in self.setup.get("offload", ())
         if hasattr(model, "gradient_checkpointing_enable"):
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=arguments)
+            kept = {"offload": True} if offload else {}
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=arguments, **kept)
         else:
-            model.checkpointing = functools.partial(self.torch.utils.checkpoint.checkpoint, **arguments)
+
+            def checkpointing(layer, x):
+                on_cpu = self.torch.autograd.graph.save_on_cpu(pin_memory=True)
+                with on_cpu if offload else contextlib.nullcontext():
+                    return self.torch.utils.checkpoint.checkpoint(layer, x, **arguments)
+
+            model.checkpointing = checkpointing
         for index, layer in enumerate(layers):
             if form in ("every", "layers"):
                 chosen = index % numbers[0] == 0 if form == "every" else index in numbers

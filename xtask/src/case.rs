@@ -66,6 +66,8 @@ pub struct CaseSetup {
     lora: Option<CaseLora>,
     leak: Option<Value>,
     #[serde(default)]
+    offload: Vec<String>,
+    #[serde(default)]
     keep_outputs: bool,
 }
 
@@ -245,6 +247,7 @@ impl Case {
             world_size: 1,
             zero_grad: choice!("zero_grad", &s.zero_grad),
             clip_grad_norm: s.clip_grad_norm,
+            offload: s.offload.iter().map(|what| Ok(choice!("offload", what))).collect::<Result<_>>()?,
             keep_outputs: s.keep_outputs,
             mlp_loss: loss,
             lora: s.lora.as_ref().map(CaseLora::lora).transpose()?,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use ledger::{Device, DeviceKind, Event, ObjectId, Tape};
+use ledger::{Device, DeviceId, DeviceKind, Event, ObjectId, Tape};
 use vramledger::wire::{self, About};
 
 use crate::case::Case;
@@ -31,17 +31,20 @@ enum Action {
     Free(usize),
 }
 
-/// The actions of a tape, with the place of each in the tape.
+/// The actions of a tape on its GPUs, with the place of each in the tape.
 fn actions(tape: &Tape) -> Vec<(Action, usize)> {
+    let on_gpu = |device: DeviceId| tape.devices[usize::from(device.0)].kind == DeviceKind::Gpu;
     let mut order: HashMap<ObjectId, usize> = HashMap::new();
     let mut actions = Vec::new();
     for (index, event) in tape.events().enumerate() {
         match event {
-            Event::Alloc { object, bytes, .. } => {
+            Event::Alloc { object, bytes, device, .. } if on_gpu(device) => {
                 order.insert(object, order.len());
                 actions.push((Action::Alloc(bytes.get()), index));
             }
-            Event::Free(object) => actions.push((Action::Free(order[&object]), index)),
+            Event::Free(object) => {
+                actions.extend(order.get(&object).map(|number| (Action::Free(*number), index)));
+            }
             Event::Oom { .. } => break,
             _ => {}
         }

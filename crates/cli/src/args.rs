@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use vramledger::ledger::{Bytes, Dtype};
 use vramledger::models::{
-    Attention, Checkpoint, MlpLoss, Optimizer, OptimizerImpl, SdpaKernel, Torch, ZeroGrad,
+    Attention, Checkpoint, MlpLoss, Offload, Optimizer, OptimizerImpl, SdpaKernel, Torch, ZeroGrad,
 };
 
 use vramledger::By;
@@ -354,6 +354,10 @@ pub struct PlanSettings {
     /// A layer that is computed again runs backward within the backward of one node (use_reentrant=True)
     #[arg(long, help_heading = "Model")]
     pub checkpoint_reentrant: bool,
+    /// What is kept in host memory: activations (save_on_cpu), activations-pinned, checkpoints (what checkpointed
+    /// layers begin from, pinned) [default: nothing]
+    #[arg(long, value_name = "WHAT,…", value_delimiter = ',', value_parser = value::choice(Offload::ALL, Offload::as_str), hide_possible_values = true, help_heading = "Model")]
+    pub offload: Vec<Offload>,
     /// The output object stays bound until the next forward
     #[arg(long, help_heading = "Model")]
     pub keep_outputs: bool,
@@ -439,6 +443,7 @@ impl PlanSettings {
             sdpa_kernel: self.sdpa_kernel.or(file.sdpa_kernel),
             checkpoint: self.checkpoint.clone().or(file.checkpoint),
             checkpoint_reentrant: self.checkpoint_reentrant || file.checkpoint_reentrant,
+            offload: if self.offload.is_empty() { file.offload } else { self.offload.clone() },
             keep_outputs: self.keep_outputs || file.keep_outputs,
             loss: self.loss.or(file.loss),
             optimizer: self.optimizer.or(file.optimizer),

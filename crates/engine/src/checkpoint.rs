@@ -13,6 +13,7 @@ use std::rc::Rc;
 use ledger::{Category, Dtype};
 
 use crate::graph::{Op, backward_from};
+use crate::host::{OnHost, Pinning};
 use crate::session::{Scope, Session};
 use crate::tensor::Tensor;
 
@@ -48,6 +49,8 @@ pub enum Recompute {
 pub(crate) enum Saved {
     /// The value itself.
     Value(Tensor),
+    /// A copy of it in host memory.
+    OnHost(OnHost),
     /// Number `index` of the values that running `frame` again gives.
     Recomputed { frame: Rc<Frame>, index: usize },
 }
@@ -59,24 +62,23 @@ pub(crate) enum SavedHook {
     Forget(Rc<Frame>),
     /// It is handed to the saved value that waits for it.
     HandOver(Rc<Frame>),
+    /// It is copied to the host.
+    Host(Pinning),
 }
 
 /// A function that can be run again.
 type Checkpointed = Box<dyn Fn(&[Tensor]) -> Tensor>;
 
-/// A checkpointed function with what it runs on and under.
+/// A checkpointed function and what it runs under.
 struct Call {
     function: Checkpointed,
-    args: Vec<Tensor>,
     scope: Scope,
     autocast: Option<Dtype>,
 }
 
 impl Call {
-    fn new(args: Vec<Tensor>, function: impl Fn(&[Tensor]) -> Tensor + 'static) -> Self {
-        let session = args[0].session();
-        let (scope, autocast) = (session.scope(), session.autocast_dtype());
-        Self { function: Box::new(function), args, scope, autocast }
+    fn new(session: &Session, function: impl Fn(&[Tensor]) -> Tensor + 'static) -> Self {
+        Self { function: Box::new(function), scope: session.scope(), autocast: session.autocast_dtype() }
     }
 
     /// Runs the function again, over `args`, as in the forward pass.
@@ -100,6 +102,7 @@ impl Call {
 /// One call of a checkpointed function whose values are computed again.
 pub(crate) struct Frame {
     call: Call,
+    args: Vec<Saved>,
     count: Cell<usize>,
     next: Cell<usize>,
     values: RefCell<Vec<Option<Tensor>>>,
@@ -118,7 +121,7 @@ impl Drop for Frame {
     fn drop(&mut self) {
         self.kept.clear();
         self.call.release_function();
-        while let Some(argument) = self.call.args.pop() {
+        while let Some(argument) = self.args.pop() {
             drop(argument);
         }
     }
@@ -134,6 +137,7 @@ impl Saved {
                 }
                 Self::Value(tensor)
             }
+            Some(SavedHook::Host(pinning)) => Self::OnHost(OnHost::pack(&tensor, pinning)),
             Some(SavedHook::Forget(frame)) => {
                 let index = frame.count.get();
                 frame.count.set(index + 1);
@@ -163,6 +167,7 @@ impl Saved {
     pub(crate) fn unpack(&self) -> Tensor {
         match self {
             Self::Value(tensor) => tensor.clone(),
+            Self::OnHost(copy) => copy.unpack(),
             Self::Recomputed { frame, index } => {
                 if !frame.done.replace(true) {
                     recompute(frame);
@@ -183,9 +188,10 @@ impl Drop for Saved {
 }
 
 fn recompute(frame: &Rc<Frame>) {
-    let session = Rc::clone(frame.call.args[0].session());
+    let args: Vec<Tensor> = frame.args.iter().map(Saved::unpack).collect();
+    let session = Rc::clone(args[0].session());
     session.hooks.borrow_mut().push(SavedHook::HandOver(Rc::clone(frame)));
-    drop(frame.call.again(&frame.call.args));
+    drop(frame.call.again(&args));
     session.stopped.set(false);
     session.hooks.borrow_mut().pop();
 }
@@ -207,7 +213,8 @@ pub fn checkpoint(
     };
     let keep = |&operator: &&'static str| Kept { operator, results: RefCell::default() };
     let frame = Rc::new(Frame {
-        call: Call::new(args, function),
+        call: Call::new(&session, function),
+        args: args.iter().map(|argument| Saved::pack(&session, argument.clone())).collect(),
         count: Cell::new(0),
         next: Cell::new(0),
         values: RefCell::default(),
@@ -215,7 +222,7 @@ pub fn checkpoint(
         kept: kept.iter().map(keep).collect(),
     });
     session.hooks.borrow_mut().push(SavedHook::Forget(Rc::clone(&frame)));
-    let result = (frame.call.function)(&frame.call.args);
+    let result = (frame.call.function)(&args);
     session.hooks.borrow_mut().pop();
     result
 }
@@ -224,24 +231,21 @@ pub fn checkpoint(
 fn reentrant(args: Vec<Tensor>, function: impl Fn(&[Tensor]) -> Tensor + 'static) -> Tensor {
     let session = Rc::clone(args[0].session());
     let op = Op::new(&session, &args.iter().collect::<Vec<_>>());
-    let mut call = Call::new(args, function);
-    let result = session.with_grad(false, || (call.function)(&call.args));
-    let wants: Vec<bool> = call.args.iter().map(Tensor::requires_grad).collect();
-    for argument in call.args.drain(..) {
-        op.save(&argument);
-    }
-    op.finish(result, move |outer| {
-        let detached = |(index, &wants): (usize, &bool)| {
-            let leaf = outer.saved(index).detach();
-            if wants {
-                leaf.set_requires_grad();
-            }
-            leaf
-        };
-        let inputs: Vec<Tensor> = wants.iter().enumerate().map(detached).collect();
+    let call = Call::new(&session, function);
+    let result = session.with_grad(false, || (call.function)(&args));
+    let wants: Vec<bool> = args.iter().map(Tensor::requires_grad).collect();
+    args.iter().for_each(|argument| op.save(argument));
+    drop(args);
+    op.finish_custom(result, move |outer, saved| {
+        let inputs: Vec<Tensor> = saved.iter().map(Tensor::detach).collect();
+        for (input, _) in inputs.iter().zip(&wants).filter(|(_, wants)| **wants) {
+            input.set_requires_grad();
+        }
         let output = call.again(&inputs);
         backward_from(&output, outer.grad());
-        inputs.iter().map(Tensor::grad).collect()
+        let grads = inputs.iter().map(Tensor::grad).collect();
+        crate::release!(saved, inputs, output);
+        grads
     })
 }
 
@@ -304,28 +308,28 @@ impl Session {
     /// What `operator` of [`KEEPABLE`] gives: what `compute` does, or in a recomputation what a selective
     /// checkpoint has kept of it.
     pub(crate) fn results_of<R: Results>(&self, operator: &'static str, compute: impl FnOnce() -> R) -> R {
-        let Some((hook, index)) = self.kept(operator) else { return compute() };
-        match hook {
-            SavedHook::Forget(frame) => {
-                let results = compute();
-                results.note_saved(self);
-                frame.kept[index].results.borrow_mut().push_back(Box::new(results.detached()));
-                results
-            }
-            SavedHook::HandOver(frame) => {
-                let kept = frame.kept[index].results.borrow_mut().pop_front();
-                let kept = kept.and_then(|kept| kept.downcast().ok());
-                *kept.expect("a function calls its operators in the same order again")
-            }
+        let Some((frame, index, again)) = self.kept(operator) else { return compute() };
+        let kept = &frame.kept[index].results;
+        if again {
+            let results = kept.borrow_mut().pop_front().and_then(|kept| kept.downcast().ok());
+            return *results.expect("a function calls its operators in the same order again");
         }
+        let results = compute();
+        results.note_saved(self);
+        kept.borrow_mut().push_back(Box::new(results.detached()));
+        results
     }
 
-    /// The checkpoint that keeps the results of `operator`, where one does, and their index in it.
-    fn kept(&self, operator: &str) -> Option<(SavedHook, usize)> {
+    /// The checkpoint that keeps the results of `operator`, where one does, their index in it, and whether
+    /// it is being run again.
+    fn kept(&self, operator: &str) -> Option<(Rc<Frame>, usize, bool)> {
         let hooks = self.hooks.borrow();
-        let hook = hooks.last().filter(|_| !self.stopped.get())?;
-        let (SavedHook::Forget(frame) | SavedHook::HandOver(frame)) = hook;
+        let (frame, again) = match hooks.last().filter(|_| !self.stopped.get())? {
+            SavedHook::Forget(frame) => (frame, false),
+            SavedHook::HandOver(frame) => (frame, true),
+            SavedHook::Host(_) => return None,
+        };
         let index = frame.kept.iter().position(|kept| kept.operator == operator)?;
-        Some((hook.clone(), index))
+        Some((Rc::clone(frame), index, again))
     }
 }

@@ -31,9 +31,14 @@ pub(crate) struct Edge {
 /// Where the gradients of a node's inputs go.
 type Next = SmallVec<[Option<Edge>; 3]>;
 
+/// A backward that is the owner of the saved values.
+type OwningBackward = Box<dyn Fn(&Call<'_>, Vec<Tensor>) -> Grads>;
+
 enum Function {
     /// An operator's backward.
     Operator(Backward),
+    /// That of a function written in Python, whose names hold the saved values.
+    Custom(OwningBackward),
     /// Adds the gradient to the leaf's.
     Accumulate(Tensor),
 }
@@ -156,10 +161,24 @@ impl Op {
         result
     }
 
+    /// Attaches the backward of a function written in Python, which takes the saved values.
+    pub(crate) fn finish_custom(
+        self,
+        result: Tensor,
+        backward: impl Fn(&Call<'_>, Vec<Tensor>) -> Grads + 'static,
+    ) -> Tensor {
+        self.attach(std::slice::from_ref(&result), Function::Custom(Box::new(backward)));
+        result
+    }
+
     /// Attaches the backward function to several results.
     pub(crate) fn finish_all(self, results: &[Tensor], backward: impl Fn(&Call<'_>) -> Grads + 'static) {
+        self.attach(results, Function::Operator(Box::new(backward)));
+    }
+
+    fn attach(self, results: &[Tensor], function: Function) {
         let Some(node) = self.node else { return };
-        *node.function.borrow_mut() = Some(Function::Operator(Box::new(backward)));
+        *node.function.borrow_mut() = Some(function);
         *node.outputs.borrow_mut() = results.iter().map(|result| (result.shape(), result.dtype())).collect();
         for (input, result) in results.iter().enumerate() {
             result.set_function(Edge { node: Rc::clone(&node), input });
@@ -285,11 +304,11 @@ fn count_dependencies(root: &Rc<Node>) -> FxHashMap<*const Node, Waiting> {
 fn run_node(node: &Rc<Node>, grads: InputBuffer) -> Grads {
     let function = node.function.borrow();
     let function = match function.as_ref() {
-        Some(Function::Operator(function)) => function,
         Some(Function::Accumulate(leaf)) => {
             accumulate_leaf(leaf, grads);
             return Vec::new();
         }
+        Some(function) => function,
         None => return Vec::new(),
     };
     if grads.iter().all(Option::is_none) {
@@ -301,7 +320,14 @@ fn run_node(node: &Rc<Node>, grads: InputBuffer) -> Grads {
     session.in_scope(scope, || {
         let next = node.next.borrow();
         let mut unpacked: SmallVec<[Tensor; 2]> = node.saved.borrow().iter().map(Saved::unpack).collect();
-        let mut outputs = function(&Call { grads: &grads, saved: &unpacked, next: &next });
+        let mut outputs = match function {
+            Function::Operator(function) => function(&Call { grads: &grads, saved: &unpacked, next: &next }),
+            Function::Custom(function) => {
+                let owned = unpacked.drain(..).collect();
+                function(&Call { grads: &grads, saved: &[], next: &next }, owned)
+            }
+            Function::Accumulate(_) => Vec::new(),
+        };
         while let Some(value) = unpacked.pop() {
             drop(value);
         }

@@ -97,6 +97,19 @@ impl Session {
         })
     }
 
+    /// The GPU.
+    pub(crate) const DEVICE: DeviceId = DeviceId(0);
+    /// The device of [`Session::add_host`].
+    pub(crate) const HOST: DeviceId = DeviceId(1);
+
+    /// The host's memory becomes a device of the tape, once, before anything is put there.
+    pub fn add_host(&self, host: Device) {
+        let mut tape = self.tape.borrow_mut();
+        if tape.devices.len() == usize::from(Self::HOST.0) {
+            tape.devices.push(host);
+        }
+    }
+
     /// The tape written so far; the session goes on with an empty one of no use.
     pub fn take_tape(&self) -> Tape {
         self.tape.replace(Tape::new(Unit::Requested, Vec::new()))
@@ -298,11 +311,22 @@ impl Session {
         category: Category,
         layout: Option<(Dtype, Dims)>,
     ) -> Rc<Storage> {
+        self.storage_on(Self::DEVICE, bytes, what, category, layout)
+    }
+
+    pub(crate) fn storage_on(
+        self: &Rc<Self>,
+        device: DeviceId,
+        bytes: u64,
+        what: &'static str,
+        category: Category,
+        layout: Option<(Dtype, Dims)>,
+    ) -> Rc<Storage> {
         if bytes == 0 || self.stopped.get() {
-            return Rc::new(Storage { session: None, object: ObjectId(0) });
+            return Storage::none(device);
         }
         let label = self.label(what, category);
-        self.write_storage(bytes, label, layout)
+        self.write_storage(device, bytes, label, layout)
     }
 
     /// Whether a recomputation has got all it wants: what follows computes nothing.
@@ -313,6 +337,7 @@ impl Session {
     /// A storage named after another one.
     pub(crate) fn companion(
         self: &Rc<Self>,
+        device: DeviceId,
         of: Option<ObjectId>,
         bytes: u64,
         what: &str,
@@ -320,7 +345,7 @@ impl Session {
         layout: (Dtype, Dims),
     ) -> Rc<Storage> {
         let Some(of) = of.filter(|_| bytes > 0) else {
-            return Rc::new(Storage { session: None, object: ObjectId(0) });
+            return Storage::none(device);
         };
         let label = {
             let mut tape = self.tape.borrow_mut();
@@ -329,11 +354,12 @@ impl Session {
             let name = tape.intern(&name);
             tape.intern_label(Label { name, category, saved: false, ..of })
         };
-        self.write_storage(bytes, label, Some(layout))
+        self.write_storage(device, bytes, label, Some(layout))
     }
 
     fn write_storage(
         self: &Rc<Self>,
+        device: DeviceId,
         bytes: u64,
         label: LabelId,
         layout: Option<(Dtype, Dims)>,
@@ -348,11 +374,11 @@ impl Session {
         tape.push(Event::Alloc {
             object,
             bytes: Bytes::new(bytes),
-            device: DeviceId(0),
+            device,
             stream: Stream(0),
             pool: Pool(0),
         });
-        Rc::new(Storage { session: Some(Rc::clone(self)), object })
+        Rc::new(Storage { session: Some(Rc::clone(self)), object, device })
     }
 
     /// The category of what operators make now.
@@ -422,10 +448,15 @@ impl Session {
         }
     }
 
+    /// The category of `object`.
+    pub(crate) fn category_of(&self, object: ObjectId) -> Category {
+        let tape = self.tape.borrow();
+        tape.label(tape.object(object).label).category
+    }
+
     /// The category of the gradient of the leaf `of`: parameters alone have gradients by that name.
     pub(crate) fn gradient_category(&self, of: Option<ObjectId>) -> Category {
-        let tape = self.tape.borrow();
-        let category = of.map(|of| tape.label(tape.object(of).label).category);
+        let category = of.map(|of| self.category_of(of));
         if category == Some(Category::Parameter) { Category::Gradient } else { Category::Temporary }
     }
 

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 
-use ledger::{Category, Dtype, ObjectId};
+use ledger::{Category, DeviceId, Dtype, ObjectId};
 
 use crate::dims::Dims;
 use crate::graph::{Edge, Node};
@@ -14,6 +14,14 @@ pub(crate) struct Storage {
     /// None where nothing was allocated: an empty tensor, or one made after a recomputation stopped.
     pub(crate) session: Option<Rc<Session>>,
     pub(crate) object: ObjectId,
+    pub(crate) device: DeviceId,
+}
+
+impl Storage {
+    /// One without memory.
+    pub(crate) fn none(device: DeviceId) -> Rc<Self> {
+        Rc::new(Self { session: None, object: ObjectId(0), device })
+    }
 }
 
 impl Drop for Storage {
@@ -32,6 +40,13 @@ struct Autograd {
     accumulator: Weak<Node>,
     grad: Option<Tensor>,
     accumulated: Option<Rc<dyn Fn()>>,
+}
+
+/// Whether a tensor wants a gradient, and the function it came from.
+#[derive(Clone)]
+pub(crate) struct History {
+    requires_grad: bool,
+    function: Option<Edge>,
 }
 
 struct Inner {
@@ -79,12 +94,44 @@ impl Tensor {
         Self::allocate(session, what, category, shape, shape.contiguous_strides(), dtype)
     }
 
-    /// A contiguous tensor that belongs to this one: named after it, owned by its module.
+    /// A contiguous tensor that belongs to this one: named after it, owned by its module, beside it.
     pub fn companion(&self, what: &str, category: Category, shape: &[u64], dtype: Dtype) -> Self {
         let shape = Dims::new(shape);
+        self.companion_of(self.object(), self.device(), what, category, (dtype, shape))
+    }
+
+    /// A contiguous tensor of host memory that belongs to this one.
+    pub fn host_companion(&self, what: &str, category: Category) -> Self {
+        let layout = (self.dtype(), self.shape());
+        self.companion_of(self.object(), Session::HOST, what, category, layout)
+    }
+
+    /// A contiguous tensor on `device`, named after `of`.
+    pub(crate) fn companion_of(
+        &self,
+        of: Option<ObjectId>,
+        device: DeviceId,
+        what: &str,
+        category: Category,
+        (dtype, shape): (Dtype, Dims),
+    ) -> Self {
         let session = self.session();
-        let storage =
-            session.companion(self.object(), shape.numel() * dtype.size(), what, category, (dtype, shape));
+        let bytes = shape.numel() * dtype.size();
+        let storage = session.companion(device, of, bytes, what, category, (dtype, shape));
+        Self::from_parts(session, storage, None, shape, shape.contiguous_strides(), 0, dtype)
+    }
+
+    /// A contiguous tensor of a given category beside this one.
+    pub fn beside(
+        &self,
+        what: &'static str,
+        category: Category,
+        shape: impl Into<Dims>,
+        dtype: Dtype,
+    ) -> Self {
+        let (session, shape) = (self.session(), shape.into());
+        let bytes = shape.numel() * dtype.size();
+        let storage = session.storage_on(self.device(), bytes, what, category, Some((dtype, shape)));
         Self::from_parts(session, storage, None, shape, shape.contiguous_strides(), 0, dtype)
     }
 
@@ -124,13 +171,16 @@ impl Tensor {
 
     /// A dense tensor laid out like this one, or contiguous where this one is not dense.
     pub(crate) fn empty_like(&self, what: &'static str, dtype: Dtype) -> Self {
-        let strides = if self.shape().is_dense(&self.strides()) {
-            self.strides()
-        } else {
-            let order = crate::dims::iteration_order(&self.shape(), &[self.strides()], None);
-            self.shape().strides_in_order(&order)
-        };
-        Self::strided(self.session(), what, self.shape(), strides, dtype)
+        Self::strided(self.session(), what, self.shape(), self.dense_strides(), dtype)
+    }
+
+    /// Its strides where it is dense, else those of a dense tensor walked in the same order.
+    pub(crate) fn dense_strides(&self) -> Dims {
+        if self.is_dense() {
+            return self.strides();
+        }
+        let order = crate::dims::iteration_order(&self.shape(), &[self.strides()], None);
+        self.shape().strides_in_order(&order)
     }
 
     /// A view on the same storage; its root base stays alive with it, as PyTorch keeps it.
@@ -145,6 +195,12 @@ impl Tensor {
             offset,
             self.dtype(),
         )
+    }
+
+    /// This tensor, of its dense memory, in other strides.
+    pub(crate) fn laid_out(self, strides: Dims) -> Self {
+        let storage = Rc::clone(&self.0.storage);
+        Self::from_parts(self.session(), storage, None, self.shape(), strides, 0, self.dtype())
     }
 
     /// A tensor on the same storage without history and without a base.
@@ -162,7 +218,7 @@ impl Tensor {
 
     /// A tensor of these extents without memory.
     pub(crate) fn lost(self) -> Self {
-        let storage = Rc::new(Storage { session: None, object: ObjectId(0) });
+        let storage = Storage::none(self.device());
         Self::from_parts(self.session(), storage, None, self.shape(), self.strides(), 0, self.dtype())
     }
 
@@ -240,6 +296,11 @@ impl Tensor {
         self.0.storage.session.as_ref().map(|_| self.0.storage.object)
     }
 
+    /// Where its memory is.
+    pub(crate) fn device(&self) -> DeviceId {
+        self.0.storage.device
+    }
+
     /// Handles on this tensor.
     pub(crate) fn handles(&self) -> usize {
         Rc::strong_count(&self.0)
@@ -263,6 +324,16 @@ impl Tensor {
 
     pub(crate) fn is_leaf(&self) -> bool {
         self.0.autograd.borrow().function.is_none()
+    }
+
+    pub(crate) fn history(&self) -> History {
+        let autograd = self.0.autograd.borrow();
+        History { requires_grad: autograd.requires_grad, function: autograd.function.clone() }
+    }
+
+    pub(crate) fn set_history(&self, history: History) {
+        let mut autograd = self.0.autograd.borrow_mut();
+        (autograd.requires_grad, autograd.function) = (history.requires_grad, history.function);
     }
 
     pub(crate) fn set_function(&self, edge: Edge) {

@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::rc::Rc;
 
 use std::str::FromStr;
 
-use engine::{KEEPABLE, Recompute};
+use engine::{KEEPABLE, Pinning, Recompute, Tensor, checkpoint};
 
-use crate::setup::Setup;
+use crate::setup::{Offload, Setup};
 
 /// Activation checkpointing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -154,6 +155,7 @@ impl Checkpoint {
 pub(crate) struct Checkpointing {
     checkpoint: Checkpoint,
     how: Recompute,
+    arguments_on_host: bool,
 }
 
 impl Checkpointing {
@@ -163,7 +165,8 @@ impl Checkpointing {
             Checkpoint::Selective(operators) => Recompute::AllBut(operators[..].into()),
             _ => Recompute::Values,
         };
-        Self { checkpoint: setup.checkpoint.clone(), how }
+        let arguments_on_host = setup.offloads(Offload::Checkpoints);
+        Self { checkpoint: setup.checkpoint.clone(), how, arguments_on_host }
     }
 
     /// Whether any layer is recomputed: a model then keeps no cache.
@@ -176,9 +179,13 @@ impl Checkpointing {
         self.checkpoint.segments(layers)
     }
 
-    /// How a segment is run again.
-    pub(crate) fn how(&self) -> &Recompute {
-        &self.how
+    /// Runs `segment` over `args`, to be run again in backward.
+    pub(crate) fn run(&self, args: Vec<Tensor>, segment: impl Fn(&[Tensor]) -> Tensor + 'static) -> Tensor {
+        if !self.arguments_on_host {
+            return checkpoint(&self.how, args, segment);
+        }
+        let session = Rc::clone(args[0].session());
+        session.saved_on_host(Pinning::Pinned, || checkpoint(&self.how, args, segment))
     }
 }
 

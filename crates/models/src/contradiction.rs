@@ -1,7 +1,7 @@
 //! Settings that rule each other out.
 
 use crate::checkpoint::Checkpoint;
-use crate::setup::{Optimizer, OptimizerImpl, Setup, ZeroGrad};
+use crate::setup::{Offload, Optimizer, OptimizerImpl, Setup, ZeroGrad};
 
 /// Why no run can have a setup.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,6 +84,23 @@ impl Setup {
                 &["checkpoint-reentrant", "checkpoint"],
                 "`--checkpoint-reentrant`: a selective checkpoint is not reentrant".into(),
             );
+        }
+        if self.offloads(Offload::Activations) && self.offloads(Offload::ActivationsPinned) {
+            return no(&["offload"], "`--offload` has activations either pinned or not".into());
+        }
+        if self.offloads(Offload::Checkpoints) {
+            if self.checkpoint == Checkpoint::None {
+                return no(
+                    &["offload", "checkpoint"],
+                    "`--offload checkpoints` needs a `--checkpoint` other than none".into(),
+                );
+            }
+            if self.saved_on_host().is_some() {
+                return no(
+                    &["offload"],
+                    "`--offload`: activations are checkpoints too, name one of them".into(),
+                );
+            }
         }
         if self.optimizer_in_backward {
             let because = "an update in backward lets go of each gradient as soon as it is there";

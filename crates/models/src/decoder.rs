@@ -8,7 +8,7 @@ mod layer;
 
 use std::rc::Rc;
 
-use engine::{Problem, Session, Tensor, checkpoint, release};
+use engine::{Problem, Session, Tensor, release};
 use ledger::Dtype;
 
 use crate::architecture::{Architecture, Extents, WORK_OF_DECODER_LAYER};
@@ -173,7 +173,7 @@ impl Decoder {
                     (format!("layers.{index}"), Rc::clone(&self.layers[index]), kept)
                 };
                 let calls: Vec<_> = segment.layers.map(call).collect();
-                hidden = checkpoint(self.checkpointing.how(), vec![hidden.clone()], move |args| {
+                hidden = self.checkpointing.run(vec![hidden.clone()], move |args| {
                     let mut hidden = args[0].clone();
                     for (name, layer, kept) in &calls {
                         let (angles, mask) = (kept.angles(), kept.mask.as_ref());

@@ -27,4 +27,4 @@ pub use gpus::{GPUS, Gpu};
 pub use lora::{ALL_LINEAR, Lora};
 pub use presets::{PRESETS, Preset};
 pub use run::{Flops, Model, Parameters, PlanError, Run};
-pub use setup::{Attention, MlpLoss, Optimizer, OptimizerImpl, SdpaKernel, Setup, Torch, ZeroGrad};
+pub use setup::{Attention, MlpLoss, Offload, Optimizer, OptimizerImpl, SdpaKernel, Setup, Torch, ZeroGrad};

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use engine::{Problem, Session, Tensor, checkpoint};
+use engine::{Problem, Session, Tensor};
 use ledger::{Category, Dtype};
 
 use crate::architecture::{Architecture, Extents};
@@ -94,7 +94,7 @@ impl Mlp {
                 hidden
             };
             hidden = if segment.recomputed {
-                checkpoint(self.checkpointing.how(), vec![hidden.clone()], block)
+                self.checkpointing.run(vec![hidden.clone()], block)
             } else {
                 block(std::slice::from_ref(&hidden))
             };

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use engine::{Kernel, Problem};
+use engine::{Kernel, Pinning, Problem};
 use ledger::{Dtype, Tape};
 
 use crate::architecture::Architecture;
@@ -11,7 +11,7 @@ use crate::contradiction::Contradiction;
 use crate::families::FAMILIES;
 use crate::gpus::Gpu;
 use crate::mlp::MlpConfig;
-use crate::setup::{Attention, Setup, Torch};
+use crate::setup::{Attention, Offload, Setup, Torch};
 use crate::train;
 
 /// What a planned run gives.
@@ -240,6 +240,17 @@ impl Model {
         if !self.architecture.runs_sdpa() {
             sentences
                 .push(format!("attention is eager, the only one that transformers has for {}", self.family));
+        }
+        if setup.saved_on_host().is_some() {
+            sentences.push(
+                "save_on_cpu copies what each operator saves, weights too, once for each operator".to_owned(),
+            );
+        }
+        if setup.saved_on_host() == Some(Pinning::Pinned) || setup.offloads(Offload::Checkpoints) {
+            sentences.push(
+                "page-locked memory is counted as asked for: torch rounds each piece up to a power of two and keeps it"
+                    .to_owned(),
+            );
         }
         let longest = setup.seqs.iter().copied().max().unwrap_or(1);
         for problem in self.attention(setup, longest) {

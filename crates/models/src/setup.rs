@@ -1,6 +1,6 @@
 //! How a model is trained: everything about a run but the model and the card.
 
-use engine::Kernel;
+use engine::{Kernel, Pinning};
 use ledger::Dtype;
 
 use crate::causal_lm::AttentionSetup;
@@ -89,6 +89,16 @@ choices! {
         Keep = "keep",
     }
 
+    /// What is kept in host memory.
+    Offload {
+        /// What operators save for backward (`save_on_cpu`).
+        Activations = "activations",
+        /// The same in page-locked memory (`save_on_cpu(pin_memory=True)`).
+        ActivationsPinned = "activations-pinned",
+        /// What checkpointed layers begin from, in page-locked memory (`offload=True` of transformers).
+        Checkpoints = "checkpoints",
+    }
+
     /// The loss of an mlp.
     MlpLoss {
         /// The mean of the squares of the output.
@@ -152,6 +162,8 @@ pub struct Setup {
     pub zero_grad: ZeroGrad,
     /// The largest norm of the gradients (`clip_grad_norm_`).
     pub clip_grad_norm: Option<f64>,
+    /// What is kept in host memory.
+    pub offload: Vec<Offload>,
     /// The output object stays bound until the next forward.
     pub keep_outputs: bool,
     /// The loss of an mlp.
@@ -187,6 +199,7 @@ impl Default for Setup {
             world_size: 1,
             zero_grad: ZeroGrad::SetToNone,
             clip_grad_norm: None,
+            offload: Vec::new(),
             keep_outputs: false,
             mlp_loss: MlpLoss::MeanSquare,
             lora: None,
@@ -211,6 +224,17 @@ impl Setup {
             Optimizer::AdamW => 0.01,
             _ => 0.0,
         })
+    }
+
+    /// Whether `what` is kept in host memory.
+    pub(crate) fn offloads(&self, what: Offload) -> bool {
+        self.offload.contains(&what)
+    }
+
+    /// How saved values are kept in host memory, where they are.
+    pub(crate) fn saved_on_host(&self) -> Option<Pinning> {
+        let pageable = self.offloads(Offload::Activations).then_some(Pinning::Pageable);
+        pageable.or(self.offloads(Offload::ActivationsPinned).then_some(Pinning::Pinned))
     }
 
     /// The kernel sdpa is held to; none: PyTorch's choice.

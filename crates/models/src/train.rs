@@ -20,7 +20,12 @@ pub(crate) fn session(gpu: &Gpu, setup: &Setup) -> Rc<Session> {
         capacity: Some(gpu.capacity),
         context: None,
     };
-    Session::new(device, hardware(gpu), profile(setup.torch))
+    let session = Session::new(device, hardware(gpu), profile(setup.torch));
+    if !setup.offload.is_empty() {
+        let kind = DeviceKind::Cpu;
+        session.add_host(Device { name: "host".into(), kind, capacity: None, context: None });
+    }
+    session
 }
 
 /// What a release of torch decides.
@@ -77,7 +82,12 @@ pub(crate) fn train(
             session.mark(step, Some(micro_batch), Phase::FORWARD);
             let batch = model.network.input(session, seq);
             input = Some(batch.clone());
-            model.network.forward(&batch, &mut pass);
+            match setup.saved_on_host() {
+                None => model.network.forward(&batch, &mut pass),
+                Some(pinning) => {
+                    session.saved_on_host(pinning, || model.network.forward(&batch, &mut pass));
+                }
+            }
             drop(batch);
             session.mark(step, Some(micro_batch), Phase::BACKWARD);
             if let Some(loss) = pass.loss() {

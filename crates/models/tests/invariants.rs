@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 
 use ledger::{Bytes, Category, Dtype, Event, Phase, Tape};
-use models::{Attention, GPUS, MlpLoss, Model, Optimizer, OptimizerImpl, Run, SdpaKernel, Setup, ZeroGrad};
+use models::{
+    Attention, GPUS, MlpLoss, Model, Offload, Optimizer, OptimizerImpl, Run, SdpaKernel, Setup, ZeroGrad,
+};
 use proptest::prelude::*;
 use proptest::sample::select;
 
@@ -61,6 +63,12 @@ fn setups() -> impl Strategy<Value = Setup> {
                 "selective:mm,addmm,bmm,_softmax",
             ]),
             any::<bool>(),
+            select(vec![
+                vec![],
+                vec![Offload::Activations],
+                vec![Offload::ActivationsPinned],
+                vec![Offload::Checkpoints],
+            ]),
         ),
         select(Optimizer::ALL),
         select(OptimizerImpl::ALL),
@@ -73,7 +81,7 @@ fn setups() -> impl Strategy<Value = Setup> {
             autocast,
             attention,
             kernel,
-            (checkpoint, checkpoint_reentrant),
+            (checkpoint, checkpoint_reentrant, offload),
             optimizer,
             form,
             zero_grad,
@@ -89,6 +97,7 @@ fn setups() -> impl Strategy<Value = Setup> {
             sdpa_kernel: kernel,
             checkpoint: checkpoint.parse().unwrap(),
             checkpoint_reentrant,
+            offload,
             optimizer,
             optimizer_impl: Some(form),
             momentum,
@@ -107,7 +116,13 @@ fn setups() -> impl Strategy<Value = Setup> {
             return setup;
         }
         let plain = Setup { nesterov: false, amsgrad: false, capturable: false, ..setup };
-        Setup { optimizer_impl: None, optimizer_in_backward: false, checkpoint_reentrant: false, ..plain }
+        Setup {
+            optimizer_impl: None,
+            optimizer_in_backward: false,
+            checkpoint_reentrant: false,
+            offload: Vec::new(),
+            ..plain
+        }
     })
 }
 

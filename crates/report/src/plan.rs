@@ -26,6 +26,7 @@ impl Report for PlanReport<'_> {
         blocks.extend(self.failure());
         blocks.push(Block::Line(self.what()));
         blocks.push(self.phases());
+        blocks.extend(self.hosts());
         blocks.extend(self.ladder());
         blocks.push(self.owners());
         blocks.extend(self.holders());
@@ -163,9 +164,7 @@ impl PlanReport<'_> {
         parts.extend(words.map(ToOwned::to_owned));
         parts.extend(self.text("setup", "autocast").map(|dtype| format!("autocast {dtype}")));
         parts.extend(self.text("setup", "attention").map(|kind| format!("attention {kind}")));
-        if self.text("setup", "checkpoint") == Some("full") {
-            parts.push("checkpointed".into());
-        }
+        parts.extend(self.strategies());
         parts.extend(self.text("software", "torch").map(|version| format!("torch {version}")));
         if let Some(work) = &self.ledger.flops {
             let step =
@@ -179,6 +178,40 @@ impl PlanReport<'_> {
             parts.push(format!("{} {total}, of which {} for the allocator", device.name, size(available)));
         }
         parts.join("; ")
+    }
+
+    /// What is recomputed, where the optimizer steps, and what waits on the host.
+    fn strategies(&self) -> Vec<String> {
+        let mut parts = Vec::new();
+        let setup = self.ledger.subject.get("setup");
+        let flag = |key: &str| setup.and_then(|setup| setup.get(key)?.as_bool()) == Some(true);
+        match self.text("setup", "checkpoint") {
+            None | Some("none") => {}
+            Some("full") => parts.push("checkpointed".into()),
+            Some(form) => parts.push(format!("checkpointed {form}")),
+        }
+        if flag("checkpoint_reentrant") {
+            parts.push("reentrant".into());
+        }
+        if flag("optimizer_in_backward") {
+            parts.push("optimizer in backward".into());
+        }
+        let offload = setup.and_then(|setup| setup.get("offload")?.as_array()).into_iter().flatten();
+        let offload: Vec<&str> = offload.filter_map(|what| what.as_str()).collect();
+        if !offload.is_empty() {
+            parts.push(format!("on the host: {}", offload.join(", ")));
+        }
+        parts
+    }
+
+    /// The most that memory of the host holds.
+    fn hosts(&self) -> Vec<Block> {
+        let unit = self.unit();
+        let line = |(name, peak): &(String, PeakSummary)| {
+            let bytes = unit.size(peak.bytes);
+            Block::Line(format!("Memory of the {name} peaks at {bytes} requested ({}).", place(peak)))
+        };
+        self.explanation.hosts.iter().map(line).collect()
     }
 
     fn phases(&self) -> Block {

@@ -32,6 +32,7 @@ pub fn explain(ledger: &Ledger) -> Explanation {
         left_bytes: available.map(|available| available.cast_signed() - peak.bytes.cast_signed()),
         timeline,
         steps_left_out,
+        hosts: hosts(ledger),
         ladder: ladder(ledger),
         owners: match ledger.oom.as_ref().filter(|oom| !oom.holders.is_empty()) {
             Some(oom) => owners(&oom.holders, oom.held.allocated_bytes.unwrap_or_default()),
@@ -40,6 +41,24 @@ pub fn explain(ledger: &Ledger) -> Explanation {
         demand: None,
         levers: Vec::new(),
     }
+}
+
+/// The largest requested total of each device that is memory of the host.
+fn hosts(ledger: &Ledger) -> Vec<(String, PeakSummary)> {
+    let of_host = |(index, device): (usize, &wire::Device)| {
+        if device.kind != wire::DeviceKind::Cpu {
+            return None;
+        }
+        let rows = ledger.phases.iter().filter(|row| usize::from(row.device) == index);
+        let peak = rows.filter_map(|row| Some((row.peak.requested_bytes?, row)));
+        // On ties the earliest, as of every peak.
+        let (bytes, row) = peak.rev().max_by_key(|(bytes, _)| *bytes)?;
+        let phase = Some(row.phase.clone());
+        let (step, micro_batch) = (Some(row.step), row.micro_batch);
+        let peak = PeakSummary { measure: "requested".into(), bytes, step, micro_batch, phase };
+        Some((device.name.clone(), peak))
+    };
+    ledger.devices.iter().enumerate().filter_map(of_host).collect()
 }
 
 /// `peak` in short.

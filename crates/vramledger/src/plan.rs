@@ -1,6 +1,6 @@
 //! A model, a setup and a card in; the ledger of the training step out.
 
-use ledger::{Bytes, Dtype, Tape};
+use ledger::{Bytes, DeviceKind, Dtype, Tape};
 use models::{Attention, Gpu, MlpLoss, Optimizer, Run, Setup};
 use serde_json::{Map, Value, json};
 use wire::{About, Batch, Flops, Ledger, Outside, Parameters};
@@ -87,7 +87,7 @@ pub(crate) fn run(question: &PlanQuestion<'_>) -> Result<Run, Error> {
     let name = &question.model.name;
     let train = question.model.model.train(&question.setup, &question.gpu);
     let mut run = train.map_err(|problem| Error::Model { name: name.clone(), problem })?;
-    for device in &mut run.tape.devices {
+    for device in run.tape.devices.iter_mut().filter(|device| device.kind == DeviceKind::Gpu) {
         device.capacity = Some(question.gpu.capacity);
         device.context = Some(question.context);
     }
@@ -210,6 +210,7 @@ fn subject(question: &PlanQuestion<'_>) -> Map<String, Value> {
             "world_size": setup.world_size,
             "zero_grad": setup.zero_grad.as_str(),
             "clip_grad_norm": setup.clip_grad_norm,
+            "offload": setup.offload.iter().map(|what| what.as_str()).collect::<Vec<_>>(),
             "keep_outputs": setup.keep_outputs,
             "loss": (!text).then_some(setup.mlp_loss.as_str()),
             "lora": setup.lora.as_ref().map(|lora| json!({

@@ -18,6 +18,8 @@ pub struct Explanation {
     pub timeline: Vec<Span>,
     /// How many steps have no row in `timeline`.
     pub steps_left_out: u32,
+    /// The peaks of the devices that are memory of the host, with their names.
+    pub hosts: Vec<(String, PeakSummary)>,
     /// The measures at one instant, from the bytes asked for up to the whole card: when a request
     /// found no room, or else at the peak of the reserved bytes. Empty where those are not known.
     pub ladder: Vec<Rung>,

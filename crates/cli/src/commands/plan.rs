@@ -72,6 +72,7 @@ fn setup(settings: &PlanSettings) -> Result<Setup> {
         world_size: settings.world_size.unwrap_or(usual.world_size),
         zero_grad: settings.zero_grad.unwrap_or(usual.zero_grad),
         clip_grad_norm: settings.clip_grad_norm.or(usual.clip_grad_norm),
+        offload: settings.offload.clone(),
         keep_outputs: settings.keep_outputs,
         mlp_loss: settings.loss.unwrap_or(usual.mlp_loss),
         steps: settings.steps.unwrap_or(usual.steps),

@@ -164,6 +164,8 @@ fn settings_that_rule_each_other_out_are_named_with_their_places() {
             "--optimizer-in-backward --accumulate 2",
             "`--accumulate`: an update in backward lets go of each gradient as soon as it is there",
         ),
+        ("--offload checkpoints", "`--offload checkpoints` needs a `--checkpoint` other than none"),
+        ("--offload activations,activations-pinned", "`--offload` has activations either pinned or not"),
         ("--weight-decay -1", "`--weight-decay` must be 0 or more, not -1"),
     ] {
         assert_eq!(run(&format!("plan gpt2 --seq 16 {setup}")).sentence(), sentence);
@@ -323,4 +325,23 @@ fn settings_that_do_nothing_are_told() {
     warning: `--loss` is for mlp only: a language model has its own
     ");
     assert_eq!(run("plan gpt2 --seq 64 --momentum 0.9 --quiet --format csv").stderr, "");
+}
+
+#[test]
+fn host_memory_is_a_device_of_the_ledger() {
+    let plain = run("plan gpt2 --seq 64 --format json").json();
+    assert_eq!(plain["devices"].as_array().unwrap().len(), 1);
+    let ledger = run("plan gpt2 --seq 64 --offload activations --format json").json();
+    assert_eq!(
+        ledger["devices"][1],
+        json!({"name": "host", "kind": "cpu", "capacity_bytes": null, "context_bytes": null})
+    );
+    let rows = ledger["phases"].as_array().unwrap().iter();
+    let host: Vec<_> = rows.filter(|row| row["device"] == 1 && row["phase"] == "forward").collect();
+    assert_eq!(host.len(), 3);
+    let end = host[0]["end"]["requested_bytes"].as_u64().unwrap();
+    assert!(end > 0);
+    let page = run("plan gpt2 --seq 64 --offload activations").stdout;
+    assert!(page.contains("Memory of the host peaks at"), "{page}");
+    assert!(page.contains("on the host:\nactivations"), "{page}");
 }

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use engine::{Problem, Session, Tensor, checkpoint, release};
+use engine::{Problem, Session, Tensor, release};
 use ledger::Dtype;
 
 use crate::architecture::{Architecture, Extents, WORK_OF_DECODER_LAYER};
@@ -269,7 +269,7 @@ impl Gpt2 {
                 let mut args = vec![hidden.clone()];
                 args.extend(mask.clone());
                 let position_ids = position_ids.clone();
-                hidden = checkpoint(self.checkpointing.how(), args, move |args| {
+                hidden = self.checkpointing.run(args, move |args| {
                     let _ = &position_ids;
                     let mut hidden = args[0].clone();
                     for (name, block) in &calls {
