@@ -251,7 +251,7 @@ class Run:
         if setup.get("optimizer_in_backward"):
             self.optimizers = self.step_in_backward(trainable)
         else:
-            self.optimizers = [self.make_optimizer(trainable)]
+            self.optimizers = self.make_optimizers(trainable)
         self.leave()
         lengths = setup.get("seqs") or [setup["seq"]]
         accumulate = setup["accumulate"]
@@ -290,6 +290,7 @@ class Run:
             if not setup.get("optimizer_in_backward"):
                 for optimizer in self.optimizers:
                     optimizer.step()
+                for optimizer in self.optimizers:
                     optimizer.zero_grad(set_to_none=setup["zero_grad"] == "set-to-none")
             self.leave()
         self.keep_recording()
@@ -458,7 +459,7 @@ class Run:
 
     def step_in_backward(self, parameters):
         """An optimizer for each parameter, which steps as soon as the gradient is there and lets go of it."""
-        own = {parameter: self.make_optimizer([parameter]) for parameter in parameters}
+        own = {parameter: self.make_optimizers([parameter])[0] for parameter in parameters}
 
         def update(parameter):
             own[parameter].step()
@@ -468,8 +469,24 @@ class Run:
             parameter.register_post_accumulate_grad_hook(update)
         return own.values()
 
-    def make_optimizer(self, parameters):
+    def make_optimizers(self, parameters):
+        """One, or of Muon two: AdamW has what is no matrix of a hidden layer."""
+        if self.setup["optimizer"] != "muon":
+            return [self.make_optimizer(self.setup["optimizer"], parameters)]
+        of_tokens = {m.weight for m in self.model.modules() if isinstance(m, self.torch.nn.Embedding)}
+        if hasattr(self.model, "get_output_embeddings"):
+            of_tokens.add(self.model.get_output_embeddings().weight)
+        matrices = [p for p in parameters if p.ndim == 2 and p not in of_tokens]
+        others = [p for p in parameters if p.ndim != 2 or p in of_tokens]
+        groups = {"muon": matrices, "adamw": others}
+        return [self.make_optimizer(name, group) for name, group in groups.items() if group]
+
+    def make_optimizer(self, name, parameters):
         optim, setup = self.torch.optim, self.setup
+        if name == "lion":
+            import lion_pytorch
+
+            optim.Lion = lion_pytorch.Lion
         kind = {
             "adam": optim.Adam,
             "adamw": optim.AdamW,
@@ -477,7 +494,9 @@ class Run:
             "rmsprop": optim.RMSprop,
             "adagrad": optim.Adagrad,
             "adafactor": optim.Adafactor,
-        }[setup["optimizer"]]
+            "lion": getattr(optim, "Lion", None),
+            "muon": getattr(optim, "Muon", None),
+        }[name]
         arguments = {"lr": 1e-4}
         if setup["optimizer_impl"] is not None:
             arguments["foreach"] = setup["optimizer_impl"] == "foreach"

@@ -1,7 +1,7 @@
 //! Settings that rule each other out.
 
 use crate::checkpoint::Checkpoint;
-use crate::setup::{Offload, Optimizer, OptimizerImpl, Setup, ZeroGrad};
+use crate::setup::{Offload, Optimizer, OptimizerImpl, Setup, Torch, ZeroGrad};
 
 /// Why no run can have a setup.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ impl Optimizer {
     /// The implementation torch picks on CUDA.
     pub(crate) const fn default_implementation(self) -> OptimizerImpl {
         match self {
-            Self::Adafactor => OptimizerImpl::ForLoop,
+            Self::Adafactor | Self::Lion | Self::Muon => OptimizerImpl::ForLoop,
             _ => OptimizerImpl::Foreach,
         }
     }
@@ -26,6 +26,7 @@ impl Optimizer {
         match self {
             Self::Sgd | Self::Adam | Self::AdamW | Self::Adagrad => OptimizerImpl::ALL,
             Self::RmsProp | Self::Adafactor => &[OptimizerImpl::Foreach, OptimizerImpl::ForLoop],
+            Self::Lion | Self::Muon => &[OptimizerImpl::ForLoop],
         }
     }
 
@@ -54,6 +55,9 @@ impl Setup {
                 &["optimizer-impl", "optimizer"],
                 format!("`--optimizer-impl {}`: {optimizer} is {there}", form.as_str()),
             );
+        }
+        if self.optimizer == Optimizer::Muon && self.torch != Torch::V2_15 {
+            return no(&["optimizer", "torch"], "`--optimizer muon` is that of torch 2.15".into());
         }
         if self.nesterov && self.optimizer != Optimizer::Sgd {
             return no(&["nesterov", "optimizer"], format!("`--nesterov` is of sgd, not of {optimizer}"));

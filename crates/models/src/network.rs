@@ -53,6 +53,8 @@ pub(crate) struct Built {
     pub(crate) network: Box<dyn Network>,
     pub(crate) parameters: Vec<Tensor>,
     pub(crate) buffers: Vec<Tensor>,
+    /// The parameters with a row for each token or position: embeddings and the head.
+    pub(crate) vocabulary: Vec<Tensor>,
     /// Targets of the adapters that name no linear layer of it.
     pub(crate) unmet_targets: Vec<String>,
 }

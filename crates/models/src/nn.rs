@@ -25,6 +25,7 @@ pub(crate) struct Builder {
     path: Vec<String>,
     parameters: Vec<Tensor>,
     buffers: Vec<Tensor>,
+    vocabulary: Vec<Tensor>,
 }
 
 impl Builder {
@@ -39,6 +40,7 @@ impl Builder {
             path: Vec::new(),
             parameters: Vec::new(),
             buffers: Vec::new(),
+            vocabulary: Vec::new(),
         }
     }
 
@@ -57,6 +59,13 @@ impl Builder {
             return self.trainable(name, shape, self.dtype);
         }
         self.frozen(name, shape, self.dtype)
+    }
+
+    /// A weight with a row for each token or position.
+    fn vocabulary(&mut self, shape: &[u64]) -> Tensor {
+        let weight = self.parameter("weight", shape);
+        self.vocabulary.push(weight.clone());
+        weight
     }
 
     /// A parameter that wants a gradient.
@@ -105,7 +114,7 @@ impl Builder {
             name: "lm_head",
             weight: match tied {
                 Some(embedding) => embedding.weight.clone(),
-                None => build.parameter("weight", &[outputs, inputs]),
+                None => build.vocabulary(&[outputs, inputs]),
             },
             bias: None,
             adapter: build.adapter(inputs, outputs, true),
@@ -124,7 +133,7 @@ impl Builder {
     pub(crate) fn embedding(&mut self, name: &'static str, rows: u64, width: u64) -> Embedding {
         self.module(name, |build| Embedding {
             name,
-            weight: build.parameter("weight", &[rows, width]),
+            weight: build.vocabulary(&[rows, width]),
             requires_grad: false,
             scale: None,
         })
@@ -161,6 +170,7 @@ impl Builder {
             network: Box::new(network),
             parameters: self.parameters,
             buffers: self.buffers,
+            vocabulary: self.vocabulary,
             unmet_targets: self.unmet,
         }
     }

@@ -7,6 +7,8 @@ mod adafactor;
 mod adagrad;
 mod adam;
 mod clip;
+mod lion;
+mod muon;
 mod rmsprop;
 mod sgd;
 
@@ -132,6 +134,8 @@ impl Optimizer {
             Kind::RmsProp => rmsprop::step(self.form, slots),
             Kind::Adagrad => adagrad::step(self.form, slots),
             Kind::Adafactor => adafactor::step(self.form, slots),
+            Kind::Lion => lion::step(slots),
+            Kind::Muon => muon::step(slots),
         }
     }
 

@@ -69,6 +69,10 @@ choices! {
         Adagrad = "adagrad",
         /// Adafactor.
         Adafactor = "adafactor",
+        /// Lion, as the package lion-pytorch has it.
+        Lion = "lion",
+        /// Muon for the matrices of hidden layers, AdamW for everything else.
+        Muon = "muon",
     }
 
     /// The implementation of the optimizer's step.
@@ -222,6 +226,7 @@ impl Setup {
     pub(crate) fn weight_decay(&self) -> f64 {
         self.weight_decay.unwrap_or(match self.optimizer {
             Optimizer::AdamW => 0.01,
+            Optimizer::Muon => 0.1,
             _ => 0.0,
         })
     }

@@ -10,7 +10,7 @@ use crate::gpus::Gpu;
 use crate::network::{Built, Pass};
 use crate::optim::{Form, Optimizer, clip_grad_norm};
 use crate::run::{Flops, Parameters, PlanError, Run};
-use crate::setup::{Setup, Torch, ZeroGrad};
+use crate::setup::{Optimizer as OptimizerKind, Setup, Torch, ZeroGrad};
 
 /// A session on `gpu` under the release of torch that `setup` names.
 pub(crate) fn session(gpu: &Gpu, setup: &Setup) -> Rc<Session> {
@@ -73,7 +73,7 @@ pub(crate) fn train(
         trainable: trainable.iter().map(Tensor::numel).sum(),
         bytes: model.parameters.iter().map(Tensor::nbytes).sum(),
     };
-    let mut update = Update::new(setup, &trainable);
+    let mut update = Update::new(setup, &trainable, &model.vocabulary);
     let mut pass = Pass::default();
     let mut input = None;
     for step in 1..=setup.steps {
@@ -122,21 +122,25 @@ pub(crate) fn train(
     Ok(Run { tape, parameters, flops, assumptions })
 }
 
-/// When the optimizer steps.
+/// When the optimizers step.
 enum Update {
-    /// After backward, over all parameters.
-    Phase(Optimizer),
+    /// After backward, each over its parameters.
+    Phase(Vec<Optimizer>),
     /// In backward, an optimizer a parameter.
     InBackward,
 }
 
 impl Update {
-    fn new(setup: &Setup, parameters: &[Tensor]) -> Self {
-        let form = Form::new(setup);
+    fn new(setup: &Setup, parameters: &[Tensor], vocabulary: &[Tensor]) -> Self {
+        let groups = groups(setup, parameters, vocabulary);
         if !setup.optimizer_in_backward {
-            return Self::Phase(Optimizer::new(form, parameters));
+            return Self::Phase(groups.iter().map(|(form, group)| Optimizer::new(*form, group)).collect());
         }
-        for parameter in parameters {
+        let form_of = |parameter: &Tensor| {
+            let of_it = |(_, group): &&(Form, Vec<Tensor>)| group.iter().any(|other| other.same(parameter));
+            groups.iter().find(of_it).map(|(form, _)| *form)
+        };
+        for (parameter, form) in parameters.iter().filter_map(|one| Some((one, form_of(one)?))) {
             let own = RefCell::new(Optimizer::new(form, std::slice::from_ref(parameter)));
             parameter.on_accumulated(Some(Rc::new(move || {
                 own.borrow_mut().step();
@@ -147,10 +151,26 @@ impl Update {
     }
 
     fn run(&mut self, zero_grad: ZeroGrad) {
-        let Self::Phase(optimizer) = self else { return };
-        optimizer.step();
+        let Self::Phase(optimizers) = self else { return };
+        optimizers.iter_mut().for_each(Optimizer::step);
         if zero_grad == ZeroGrad::SetToNone {
-            optimizer.zero_grad();
+            optimizers.iter().for_each(Optimizer::zero_grad);
         }
     }
+}
+
+/// The parameters of each optimizer: Muon has the matrices of hidden layers, AdamW what it leaves.
+fn groups(setup: &Setup, parameters: &[Tensor], vocabulary: &[Tensor]) -> Vec<(Form, Vec<Tensor>)> {
+    let form = Form::new(setup);
+    if setup.optimizer != OptimizerKind::Muon {
+        return vec![(form, parameters.to_vec())];
+    }
+    let hidden = |parameter: &&Tensor| {
+        parameter.shape().len() == 2 && !vocabulary.iter().any(|weight| weight.same(parameter))
+    };
+    let (matrices, others): (Vec<&Tensor>, Vec<&Tensor>) = parameters.iter().partition(hidden);
+    let adamw = Form::new(&Setup { optimizer: OptimizerKind::AdamW, optimizer_impl: None, ..setup.clone() });
+    let groups =
+        [(form, matrices), (adamw, others)].map(|(form, group)| (form, group.into_iter().cloned().collect()));
+    groups.into_iter().filter(|(_, group): &(Form, Vec<Tensor>)| !group.is_empty()).collect()
 }

@@ -218,6 +218,11 @@ impl Tensor {
         op.finish(out, move |call| vec![Some(call.grad().empty_like("to_backward", from))])
     }
 
+    /// A copy of this tensor in `dtype`, without history.
+    pub fn copied(&self, dtype: Dtype) -> Self {
+        self.empty_like("copy", dtype)
+    }
+
     /// Dropout in training: a mask of one byte an element and the result; keeps the mask. The same
     /// handle where the probability is zero.
     pub fn dropout(&self, probability: f64) -> Self {

@@ -94,7 +94,7 @@ impl Tensor {
             let inner = mat1.shape()[1];
             let out = Self::empty(session, "addmm", shape, mat1.dtype());
             let (a, b) = (operand(mat1), operand(mat2));
-            session.product_workspace(inner > 1 && shape[1] > 1);
+            session.product_workspace(inner > 1 && shape[1] > 1 && bias.is_contiguous());
             session.add_flops(2 * out.numel() * inner);
             crate::release!(b, a);
             out
