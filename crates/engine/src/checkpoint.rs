@@ -320,6 +320,16 @@ impl Session {
         results
     }
 
+    /// Whether operators run under a dispatch mode, as those of a selective checkpoint do.
+    pub(crate) fn is_intercepted(&self) -> bool {
+        let hooks = self.hooks.borrow();
+        let frame = match hooks.last() {
+            Some(SavedHook::Forget(frame) | SavedHook::HandOver(frame)) => frame,
+            Some(SavedHook::Host(_)) | None => return false,
+        };
+        !frame.kept.is_empty()
+    }
+
     /// The checkpoint that keeps the results of `operator`, where one does, their index in it, and whether
     /// it is being run again.
     fn kept(&self, operator: &str) -> Option<(Rc<Frame>, usize, bool)> {

@@ -485,7 +485,11 @@ fn math(query: &Tensor, key: &Tensor, value: &Tensor, attention: Attention<'_>) 
     let transposed = keys.transpose(2, 3).mul_scalar();
     let mut scores = scaled.matmul(&transposed);
     drop(transposed);
-    scores = scores.add_mask_in_place();
+    // What a mode of Python intercepts is not done in place.
+    scores = match causal.as_ref().or(given.as_ref()).filter(|_| session.is_intercepted()) {
+        Some(bias) => scores.add(bias),
+        None => scores.add_mask_in_place(),
+    };
     let mut weights = scores.safe_softmax();
     drop(scores);
     weights = weights.dropout(attention.dropout);
