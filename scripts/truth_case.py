@@ -239,7 +239,7 @@ class Run:
         add("parameter", self.model.parameters())
         add("buffer", self.model.buffers())
         add("gradient", (p.grad for p in self.model.parameters() if p.grad is not None))
-        states = (s for optimizer in getattr(self, "optimizers", ()) for s in optimizer.state.values())
+        states = (s for optimizer in getattr(self, "optimizers", ()) for s in states_of(optimizer))
         add("optimizer_state", (v for s in states for v in s.values() if self.torch.is_tensor(v)))
         return {**sums, "rest": total - sum(sums.values())}
 
@@ -471,6 +471,11 @@ class Run:
 
     def make_optimizers(self, parameters):
         """One, or of Muon two: AdamW has what is no matrix of a hidden layer."""
+        if "optimizer" in self.setup.get("offload", ()):
+            import torchao.optim
+
+            plain = self.make_optimizer(self.setup["optimizer"], None)
+            return [torchao.optim.CPUOffloadOptimizer(parameters, plain.func, **plain.keywords)]
         if self.setup["optimizer"] != "muon":
             return [self.make_optimizer(self.setup["optimizer"], parameters)]
         of_tokens = {m.weight for m in self.model.modules() if isinstance(m, self.torch.nn.Embedding)}
@@ -505,7 +510,8 @@ class Run:
         for name in ("momentum", "nesterov", "weight_decay", "amsgrad", "capturable"):
             if setup.get(name) is not None:
                 arguments[name] = setup[name]
-        return kind(parameters, **arguments)
+        made = functools.partial(kind, **arguments)
+        return made if parameters is None else made(parameters)
 
     def truth(self):
         torch = self.torch
@@ -531,6 +537,13 @@ class Run:
         context = os.environ.get("VRAMLEDGER_GPU_CONTEXT", 550 << 20)
         answer["context_bytes"] = int(context) if vramledger_host.emulated() else None
         return answer
+
+
+def states_of(optimizer):
+    """The state of an optimizer, or of the part of one that is on the device."""
+    while hasattr(optimizer, "d_opt"):
+        optimizer = optimizer.d_opt
+    return optimizer.state.values() if optimizer else ()
 
 
 def mlp(linears):

@@ -40,6 +40,24 @@ impl Optimizer {
 }
 
 impl Setup {
+    /// The setting that an optimizer on the host cannot have, and why.
+    fn bars_offloaded_optimizer(&self) -> Option<(&'static str, &'static str)> {
+        let on_host = !matches!(self.optimizer, Optimizer::Adafactor | Optimizer::Lion | Optimizer::Muon);
+        let bars = [
+            ("optimizer", !on_host, "the optimizer is sgd, adam, adamw, rmsprop or adagrad"),
+            ("optimizer-impl", self.optimizer_impl.is_some(), "the host has no `--optimizer-impl`"),
+            ("capturable", self.capturable, "a step on the host cannot be captured"),
+            (
+                "clip-grad-norm",
+                self.clip_grad_norm.is_some(),
+                "the host has its gradients before they are clipped",
+            ),
+            ("zero-grad", self.zero_grad == ZeroGrad::Keep, "gradients are let go of, not kept"),
+            ("optimizer-in-backward", self.optimizer_in_backward, "it steps after backward"),
+        ];
+        bars.into_iter().find(|(_, barred, _)| *barred).map(|(key, _, because)| (key, because))
+    }
+
     /// The first two settings that rule each other out, where there are any.
     pub fn contradiction(&self) -> Option<Contradiction> {
         let optimizer = self.optimizer.as_str();
@@ -105,6 +123,11 @@ impl Setup {
                     "`--offload`: activations are checkpoints too, name one of them".into(),
                 );
             }
+        }
+        if self.offloads(Offload::Optimizer)
+            && let Some((key, because)) = self.bars_offloaded_optimizer()
+        {
+            return no(&["offload", key], format!("`--offload optimizer`: {because}"));
         }
         if self.optimizer_in_backward {
             let because = "an update in backward lets go of each gradient as soon as it is there";

@@ -9,6 +9,7 @@ mod adam;
 mod clip;
 mod lion;
 mod muon;
+mod offloaded;
 mod rmsprop;
 mod sgd;
 
@@ -18,6 +19,7 @@ use ledger::{Category, Dtype};
 use crate::setup::{Optimizer as Kind, OptimizerImpl, Setup};
 
 pub(crate) use clip::clip_grad_norm;
+pub(crate) use offloaded::Offloaded;
 
 /// What of a setup an optimizer obeys.
 #[derive(Clone, Copy)]
@@ -71,12 +73,12 @@ impl Slot {
 
 /// A buffer like `tensor` that dies within the step.
 fn temporary(tensor: &Tensor, what: &'static str) -> Tensor {
-    Tensor::of_category(tensor.session(), what, Category::Temporary, tensor.shape(), tensor.dtype())
+    tensor.beside(what, Category::Temporary, tensor.shape(), tensor.dtype())
 }
 
-/// One fp32 value on the device, as arithmetic on a `step` there makes.
+/// One fp32 value beside `tensor`, as arithmetic on a `step` there makes.
 fn scalar(tensor: &Tensor, what: &'static str) -> Tensor {
-    Tensor::of_category(tensor.session(), what, Category::Temporary, [], Dtype::Fp32)
+    tensor.beside(what, Category::Temporary, [], Dtype::Fp32)
 }
 
 /// A list of tensors, which dies as lists of Python and C++ do: the last element first.

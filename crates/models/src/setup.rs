@@ -101,6 +101,8 @@ choices! {
         ActivationsPinned = "activations-pinned",
         /// What checkpointed layers begin from, in page-locked memory (`offload=True` of transformers).
         Checkpoints = "checkpoints",
+        /// The state of the optimizer, which steps there (`torchao.optim.CPUOffloadOptimizer`).
+        Optimizer = "optimizer",
     }
 
     /// The loss of an mlp.

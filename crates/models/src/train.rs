@@ -8,9 +8,9 @@ use ledger::{Device, DeviceKind, Phase};
 
 use crate::gpus::Gpu;
 use crate::network::{Built, Pass};
-use crate::optim::{Form, Optimizer, clip_grad_norm};
+use crate::optim::{Form, Offloaded, Optimizer, clip_grad_norm};
 use crate::run::{Flops, Parameters, PlanError, Run};
-use crate::setup::{Optimizer as OptimizerKind, Setup, Torch, ZeroGrad};
+use crate::setup::{Offload, Optimizer as OptimizerKind, Setup, Torch, ZeroGrad};
 
 /// A session on `gpu` under the release of torch that `setup` names.
 pub(crate) fn session(gpu: &Gpu, setup: &Setup) -> Rc<Session> {
@@ -126,12 +126,17 @@ pub(crate) fn train(
 enum Update {
     /// After backward, each over its parameters.
     Phase(Vec<Optimizer>),
+    /// After backward, on the host.
+    OnHost(Offloaded),
     /// In backward, an optimizer a parameter.
     InBackward,
 }
 
 impl Update {
     fn new(setup: &Setup, parameters: &[Tensor], vocabulary: &[Tensor]) -> Self {
+        if setup.offloads(Offload::Optimizer) {
+            return Self::OnHost(Offloaded::new(Form::new(setup), parameters));
+        }
         let groups = groups(setup, parameters, vocabulary);
         if !setup.optimizer_in_backward {
             return Self::Phase(groups.iter().map(|(form, group)| Optimizer::new(*form, group)).collect());
@@ -151,10 +156,18 @@ impl Update {
     }
 
     fn run(&mut self, zero_grad: ZeroGrad) {
-        let Self::Phase(optimizers) = self else { return };
-        optimizers.iter_mut().for_each(Optimizer::step);
-        if zero_grad == ZeroGrad::SetToNone {
-            optimizers.iter().for_each(Optimizer::zero_grad);
+        match self {
+            Self::Phase(optimizers) => {
+                optimizers.iter_mut().for_each(Optimizer::step);
+                if zero_grad == ZeroGrad::SetToNone {
+                    optimizers.iter().for_each(Optimizer::zero_grad);
+                }
+            }
+            Self::OnHost(optimizer) => {
+                optimizer.step();
+                optimizer.zero_grad();
+            }
+            Self::InBackward => {}
         }
     }
 }

@@ -68,6 +68,7 @@ fn setups() -> impl Strategy<Value = Setup> {
                 vec![Offload::Activations],
                 vec![Offload::ActivationsPinned],
                 vec![Offload::Checkpoints],
+                vec![Offload::Optimizer],
             ]),
         ),
         select(Optimizer::ALL),
@@ -157,7 +158,9 @@ fn check(run: &Run, setup: &Setup) {
         for ((category, name), bytes) in rows {
             let kept = match category {
                 Category::Parameter | Category::Buffer | Category::OptimizerState | Category::Input => true,
-                Category::Gradient => setup.zero_grad == ZeroGrad::Keep,
+                // An optimizer on the host has copies of the parameters and of their gradients.
+                Category::MasterWeight => setup.offload.contains(&Offload::Optimizer),
+                Category::Gradient => setup.zero_grad == ZeroGrad::Keep || name.ends_with(".host"),
                 // The loss that the script still names, and the output where it keeps one.
                 _ => {
                     name.ends_with("loss") || name.starts_with("loss.") || setup.keep_outputs

@@ -166,6 +166,11 @@ fn settings_that_rule_each_other_out_are_named_with_their_places() {
         ),
         ("--offload checkpoints", "`--offload checkpoints` needs a `--checkpoint` other than none"),
         ("--offload activations,activations-pinned", "`--offload` has activations either pinned or not"),
+        (
+            "--offload optimizer --optimizer-impl fused",
+            "`--offload optimizer`: the host has no `--optimizer-impl`",
+        ),
+        ("--optimizer muon --torch 2.11", "`--optimizer muon` is that of torch 2.15"),
         ("--weight-decay -1", "`--weight-decay` must be 0 or more, not -1"),
     ] {
         assert_eq!(run(&format!("plan gpt2 --seq 16 {setup}")).sentence(), sentence);

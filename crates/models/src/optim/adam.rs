@@ -86,13 +86,7 @@ impl Corrections {
         // The base of a power is brought to the device as fp64.
         let correction = || {
             let power = one();
-            release!(Tensor::of_category(
-                parameter.session(),
-                "optimizer.base",
-                Category::Temporary,
-                [],
-                Dtype::Fp64
-            ));
+            release!(parameter.beside("optimizer.base", Category::Temporary, [], Dtype::Fp64));
             let rest = one();
             release!(power);
             rest
