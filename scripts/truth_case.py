@@ -353,6 +353,8 @@ class Run:
                 model = getattr(transformers, spec["class"])._from_config(
                     config, dtype=self.dtype, attn_implementation=setup["attention"]
                 )
+        if "num_experts_per_tok" in spec["config"]:
+            share_tokens_evenly()
         self.checkpoint(model)
         if setup["lora"]:
             import peft
@@ -600,6 +602,29 @@ def segment(layers, of_transformers):
     made = kind()
     made.parts = torch.nn.ModuleList(layers)
     return made
+
+
+def share_tokens_evenly():
+    """Gives each expert as many rows as the next: on an emulated device no router has chosen any.
+
+    Only the loop over experts, which weights other than bf16 take, looks at it.
+    """
+    import torch
+    import transformers.integrations.moe as moe
+    import vramledger_host
+
+    if not vramledger_host.emulated():
+        return
+    product = moe._grouped_mm
+
+    def even(rows, weight, offs):
+        count, experts = len(rows), len(weight)
+        ends = [count * (expert + 1) // experts for expert in range(experts)]
+        with torch._C.DisableTorchFunction():
+            vramledger_host.host_view(offs).copy_(torch.tensor(ends))
+        return product(rows, weight, offs)
+
+    moe._grouped_mm = even
 
 
 def local(tensor):

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use engine::{Problem, Session};
 use ledger::Dtype;
 
+use crate::lora::Lora;
 use crate::network::Built;
 use crate::setup::Setup;
 
@@ -19,6 +20,11 @@ pub(crate) trait Architecture: Debug + Send + Sync {
 
     /// What sdpa is asked to run in a pass over `seq` tokens, each kind of layer once; none for an mlp.
     fn attention(&self, dtype: Dtype, seq: u64) -> Vec<Problem>;
+
+    /// Why `lora` cannot adapt the model, where it cannot.
+    fn adapter_problem(&self, _lora: &Lora) -> Option<String> {
+        None
+    }
 
     /// Whether transformers lets the family use sdpa; where not, attention is eager whatever is asked.
     fn runs_sdpa(&self) -> bool {

@@ -199,7 +199,7 @@ impl Fields<'_> {
     }
 
     /// What `rope_scaling`, or `rope_parameters` as newer files have it, asks of a pass.
-    pub(crate) fn rope_scaling(&self) -> Result<RopeScaling, PlanError> {
+    pub(crate) fn rope_scaling(&self, positions: u64) -> Result<RopeScaling, PlanError> {
         let Some((name, value)) = self.get(&["rope_scaling", "rope_parameters"]) else {
             return Ok(RopeScaling::Fixed);
         };
@@ -213,7 +213,7 @@ impl Fields<'_> {
         };
         match named {
             None | Some("default" | "linear" | "yarn" | "llama3") => Ok(RopeScaling::Fixed),
-            Some("dynamic") => Ok(RopeScaling::Dynamic),
+            Some("dynamic") => Ok(RopeScaling::Dynamic { positions }),
             Some("longrope" | "su") => Ok(RopeScaling::Long),
             Some(other) => Err(PlanError(format!("the rope type `{other}` of `{name}` is not supported"))),
         }

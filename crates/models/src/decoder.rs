@@ -14,6 +14,7 @@ use ledger::Dtype;
 use crate::architecture::{Architecture, Extents, WORK_OF_DECODER_LAYER};
 use crate::causal_lm::{Cache, Script, position_ids, shares_heads};
 use crate::checkpoint::Checkpointing;
+use crate::lora::Lora;
 use crate::mask::Masking;
 use crate::network::{Built, Network, Pass};
 use crate::nn::{Builder, Embedding, Linear};
@@ -64,6 +65,13 @@ impl Architecture for DecoderConfig {
             problems.push(problem(true));
         }
         problems
+    }
+
+    fn adapter_problem(&self, lora: &Lora) -> Option<String> {
+        let all = self.experts.is_some() && lora.adapts_all();
+        all.then(|| {
+            "adapters of experts are not planned; name the layers to adapt, as in q_proj,v_proj".into()
+        })
     }
 
     fn runs_sdpa(&self) -> bool {

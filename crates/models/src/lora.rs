@@ -27,6 +27,11 @@ pub struct Lora {
 }
 
 impl Lora {
+    /// Whether every linear layer is adapted, those inside a parameter of several among them.
+    pub(crate) fn adapts_all(&self) -> bool {
+        self.targets.iter().any(|target| target == ALL_LINEAR)
+    }
+
     /// The target that names the module `path`, which is a linear layer and perhaps the head.
     pub(crate) fn target_of(&self, path: &str, head: bool) -> Option<&str> {
         let names = |target: &str| {

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use engine::{Session, Tensor, cat, release};
-use ledger::Dtype;
+use ledger::{Category, Dtype};
 
 use crate::causal_lm::integers;
 use crate::nn::Builder;
@@ -28,17 +28,26 @@ pub(crate) struct Rotary {
 pub(crate) enum RopeScaling {
     /// They are settled when the model is made.
     Fixed,
-    /// `dynamic`: it looks whether the sequence is longer than any before.
-    Dynamic,
+    /// `dynamic`: it makes others where the sequence is longer than `positions` and any before.
+    Dynamic { positions: u64 },
     /// `longrope`: it picks one of two sets by the length of the sequence.
     Long,
 }
 
-/// The module: its buffers stand among the model's.
+/// The module.
 pub(crate) struct RotaryEmbedding {
     rotary: Rotary,
     /// The frequencies for long sequences, made by the first pass.
     long: RefCell<Option<Tensor>>,
+    dynamic: RefCell<Dynamic>,
+}
+
+/// The frequencies of `dynamic`, which do not stay those that the model was made with, and the longest sequence that
+/// they are for, where it is longer than the model's.
+#[derive(Default)]
+struct Dynamic {
+    frequencies: Option<Tensor>,
+    longest: Option<(u64, Tensor)>,
 }
 
 /// Cosines and sines (1, s, d).
@@ -55,13 +64,22 @@ impl Rotary {
     }
 
     pub(crate) fn build(&self, build: &mut Builder) -> RotaryEmbedding {
+        let shape = [self.size / 2];
+        let mut dynamic = Dynamic::default();
         build.module("rotary_emb", |build| {
             for _ in 0..self.types {
-                build.buffer("inv_freq", &[self.size / 2], Dtype::Fp32);
-                build.buffer("original_inv_freq", &[self.size / 2], Dtype::Fp32);
+                if self.scaling == RopeScaling::Fixed || self.scaling == RopeScaling::Long {
+                    build.buffer("inv_freq", &shape, Dtype::Fp32);
+                } else {
+                    let session = &build.session;
+                    let buffer =
+                        Tensor::of_category(session, "inv_freq", Category::Buffer, shape, Dtype::Fp32);
+                    dynamic.frequencies = Some(buffer);
+                }
+                build.buffer("original_inv_freq", &shape, Dtype::Fp32);
             }
         });
-        RotaryEmbedding { rotary: *self, long: RefCell::default() }
+        RotaryEmbedding { rotary: *self, long: RefCell::default(), dynamic: RefCell::new(dynamic) }
     }
 
     /// `apply_rotary_pos_emb`: queries and keys (b, heads, s, d), turned.
@@ -100,7 +118,7 @@ impl RotaryEmbedding {
     fn angles_of_type(&self, session: &Rc<Session>, length: u64, dtype: Dtype) -> Angles {
         match self.rotary.scaling {
             RopeScaling::Fixed => {}
-            RopeScaling::Dynamic => look_at_length(session),
+            RopeScaling::Dynamic { positions } => self.follow_length(session, length, positions),
             RopeScaling::Long => self.pick_frequencies(session),
         }
         let size = self.rotary.size;
@@ -121,6 +139,48 @@ impl RotaryEmbedding {
         let angles = Angles { cos: cos.to(dtype), sin: sin.to(dtype) };
         release!(frequencies, embedding, cos, sin);
         angles
+    }
+
+    /// `dynamic_frequency_update`: other frequencies for a sequence longer than any before, those of the model again
+    /// for one that it knows.
+    fn follow_length(&self, session: &Rc<Session>, length: u64, positions: u64) {
+        let question = |what| drop(Tensor::empty(session, what, [], Dtype::Bool));
+        let mut state = self.dynamic.borrow_mut();
+        let length_tensor = sequence_length(session);
+        let known = state.longest.clone();
+        question("is_longer");
+        if length > known.as_ref().map_or(positions, |(longest, _)| *longest) {
+            state.frequencies = Some(self.frequencies_for_length(session));
+            state.longest = Some((length, length_tensor.clone()));
+        }
+        question("is_shorter");
+        if length < positions && state.longest.is_some() {
+            question("was_longer");
+            *state = Dynamic::default();
+        }
+        release!(length_tensor, known);
+    }
+
+    /// `_compute_dynamic_ntk_parameters`.
+    fn frequencies_for_length(&self, session: &Rc<Session>) -> Tensor {
+        let scalar = |what, dtype| Tensor::empty(session, what, [], dtype);
+        let vector = |what| Tensor::empty(session, what, [self.rotary.size / 2], Dtype::Fp32);
+        let positions = scalar("positions", Dtype::Int64);
+        let longest = scalar("longest", Dtype::Int64);
+        release!(positions);
+        let mut base = scalar("base", Dtype::Fp32);
+        for _ in 0..4 {
+            base = scalar("base", Dtype::Fp32);
+        }
+        let range = vector("frequency_range");
+        let exponents = vector("exponents");
+        release!(range);
+        let powers = vector("powers");
+        release!(exponents);
+        let reciprocals = vector("reciprocals");
+        let frequencies = vector("inv_freq");
+        release!(reciprocals, powers, longest, base);
+        frequencies
     }
 
     /// `longrope_frequency_update`: the first pass computes the frequencies for long sequences, each one
@@ -156,14 +216,6 @@ fn sequence_length(session: &Rc<Session>) -> Tensor {
     let length = integers(session, "sequence_length", &[]);
     release!(last);
     length
-}
-
-/// `dynamic_frequency_update` of a sequence that fits: two comparisons.
-fn look_at_length(session: &Rc<Session>) {
-    let length = sequence_length(session);
-    drop(Tensor::empty(session, "is_longer", [], Dtype::Bool));
-    drop(Tensor::empty(session, "is_shorter", [], Dtype::Bool));
-    release!(length);
 }
 
 /// `rotate_half`: the halves of the last dimension exchanged, the second negated.

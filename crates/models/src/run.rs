@@ -158,6 +158,9 @@ impl Model {
                 "the model has {positions} learnt positions, and a sequence of {longest} was asked for"
             ));
         }
+        if let Some(sentence) = setup.lora.as_ref().and_then(|lora| self.architecture.adapter_problem(lora)) {
+            return refuse(sentence);
+        }
         if let Some(sentence) = self.kernel_problem(setup, gpu, longest) {
             return refuse(sentence);
         }

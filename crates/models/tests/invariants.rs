@@ -128,15 +128,22 @@ fn setups() -> impl Strategy<Value = Setup> {
 }
 
 fn models() -> impl Strategy<Value = Model> {
-    let llama = (1..3_u64, 1..3_u64, select(vec![4_u64, 12, 20, 64]), any::<[bool; 4]>()).prop_map(
-        |(kv, groups, head, [tied, cache, bias, dropout])| {
+    let families: Vec<&str> =
+        Model::families().into_iter().filter(|name| !["mlp", "gpt2"].contains(name)).collect();
+    let extents = (1..3_u64, 1..3_u64, select(vec![4_u64, 12, 20, 64]), select(vec![1_u64, 16, 4096]));
+    let decoder = (select(families), extents, any::<[bool; 5]>()).prop_map(
+        |(family, (kv, groups, head, window), [tied, cache, bias, dropout, other])| {
             format!(
-                r#"{{"model_type": "llama", "vocab_size": 90, "hidden_size": 48, "intermediate_size": 40,
+                r#"{{"model_type": "{family}", "vocab_size": 90, "hidden_size": 48, "intermediate_size": 40,
                 "num_hidden_layers": 2, "num_attention_heads": {}, "num_key_value_heads": {kv}, "head_dim": {head},
                 "tie_word_embeddings": {tied}, "use_cache": {cache}, "attention_bias": {bias}, "mlp_bias": {bias},
-                "attention_dropout": {}}}"#,
+                "attention_dropout": {p}, "resid_pdrop": {p}, "sliding_window": {window}, "use_sliding_window": {other},
+                "max_window_layers": 1, "partial_rotary_factor": {}, "num_local_experts": 4, "num_experts": 4,
+                "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": {other},
+                "output_router_logits": {other}}}"#,
                 kv * groups,
-                if dropout { 0.1 } else { 0.0 }
+                if other { 0.5 } else { 1.0 },
+                p = if dropout { 0.1 } else { 0.0 },
             )
         },
     );
@@ -148,7 +155,7 @@ fn models() -> impl Strategy<Value = Model> {
             heads * 16
         )
     });
-    prop_oneof![llama, gpt2].prop_map(|config| Model::from_config(&config).unwrap())
+    prop_oneof![4 => decoder, 1 => gpt2].prop_map(|config| Model::from_config(&config).unwrap())
 }
 
 fn check(run: &Run, setup: &Setup) {

@@ -68,9 +68,9 @@ impl Tensor {
         let session = self.session();
         let op = Op::new(session, &[self, other]);
         op.save(other);
-        let before = Self::empty(session, "div.before", self.shape(), self.dtype());
-        op.save_result(&before);
-        drop(before);
+        if op.needs(1) {
+            op.save_result(&self.like("div.before"));
+        }
         let out = self.view_as(self.shape(), self.strides(), self.offset());
         op.finish(out, |call| {
             let (grad, other, before) = (call.grad(), call.saved(0), call.saved(1));

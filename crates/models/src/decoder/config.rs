@@ -149,6 +149,7 @@ impl DecoderConfig {
         if !head.is_multiple_of(2) {
             return Err(PlanError(format!("rotary embedding needs an even `head_dim`, and it is {head}")));
         }
+        let max_positions = fields.size(&["max_position_embeddings"], defaults.max_positions)?;
         Ok(Self {
             vocab: fields.size(&["vocab_size"], defaults.vocab)?,
             hidden,
@@ -157,7 +158,7 @@ impl DecoderConfig {
             heads,
             kv_heads,
             head,
-            max_positions: fields.size(&["max_position_embeddings"], defaults.max_positions)?,
+            max_positions,
             fused: false,
             qkv_bias: false,
             o_bias: false,
@@ -172,7 +173,7 @@ impl DecoderConfig {
             tied: fields.flag("tie_word_embeddings", defaults.tied)?,
             use_cache: fields.flag("use_cache", true)?,
             activation: fields.activation("hidden_act", "silu")?,
-            rotary: Rotary { scaling: fields.rope_scaling()?, ..Rotary::whole(head) },
+            rotary: Rotary { scaling: fields.rope_scaling(max_positions)?, ..Rotary::whole(head) },
             masks: Masks { causal: true, window: None, by_type: false },
             windowed: Windowed::None,
             norm: Norm::Cast,
