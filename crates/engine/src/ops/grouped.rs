@@ -1,9 +1,12 @@
 //! The product of groups of rows, each with a matrix of its own.
 
+use std::rc::Rc;
+
 use ledger::Dtype;
 
 use crate::dims::Dims;
 use crate::graph::Op;
+use crate::session::Session;
 use crate::tensor::Tensor;
 
 impl Tensor {
@@ -24,22 +27,22 @@ impl Tensor {
         let groups = weight.shape()[0];
         let (dtype, shape, matrices) = (self.dtype(), self.shape(), Dims::from([groups, outer, inner]));
         let session = self.session();
-        let run = move |session: &std::rc::Rc<crate::Session>| {
-            session.grouped_workspaces(groups, count, dtype);
+        let run = move |session: &Rc<Session>, product: [u64; 2]| {
+            session.grouped_workspaces(groups, count, product, dtype);
             session.add_flops(2 * count * inner * outer);
         };
         let out = Self::empty(session, "grouped_mm", [count, outer], dtype);
-        run(session);
+        run(session, [count / groups, outer]);
         op.finish(out, move |call| {
             let session = call.grad().session();
             let weight = call.when(1, || {
                 let gradient = Self::empty(session, "grouped_mm_backward", matrices, dtype);
-                run(session);
+                run(session, [outer, inner]);
                 gradient.transpose(-2, -1)
             });
             let rows = call.when(0, || {
                 let gradient = Self::empty(session, "grouped_mm_backward", shape, dtype);
-                run(session);
+                run(session, [count / groups, inner]);
                 gradient
             });
             vec![rows, weight]
@@ -47,18 +50,25 @@ impl Tensor {
     }
 }
 
-impl crate::Session {
-    /// What one grouped product takes besides its result: the kernel for bf16 of compute capability 9 and 10 a
-    /// description of each group and scheduling space, everything else a product a group.
-    fn grouped_workspaces(self: &std::rc::Rc<Self>, groups: u64, rows: u64, dtype: Dtype) {
-        if dtype == Dtype::Bf16 && matches!(self.hardware.compute_capability.0, 9 | 10) {
-            let descriptions = self.scratch(60 * groups, "grouped_mm.groups");
-            let space = self.scratch(512 * self.hardware.multiprocessors, "grouped_mm.workspace");
-            crate::release!(space, descriptions);
-            return;
-        }
-        for _ in 0..groups.min(rows) {
-            self.product_workspace(false);
-        }
+impl Session {
+    /// What one grouped product takes besides its result. For bf16, compute capability 9 and 10 have a kernel that
+    /// wants a description of each group, and space a multiprocessor: on 10 more of it, and more still where two
+    /// multiprocessors share a tile, for results of a group (`product`) beyond 128 x 128. Everything else runs a
+    /// product a group.
+    fn grouped_workspaces(self: &Rc<Self>, groups: u64, rows: u64, product: [u64; 2], dtype: Dtype) {
+        let space = match (dtype, self.hardware.compute_capability.0) {
+            (Dtype::Bf16, 9) => 512,
+            (Dtype::Bf16, 10) if product.iter().all(|extent| *extent > 128) => 5888,
+            (Dtype::Bf16, 10) => 5376,
+            _ => {
+                for _ in 0..groups.min(rows) {
+                    self.product_workspace(false);
+                }
+                return;
+            }
+        };
+        let descriptions = self.scratch(60 * groups, "grouped_mm.groups");
+        let space = self.scratch(space * self.hardware.multiprocessors, "grouped_mm.workspace");
+        crate::release!(space, descriptions);
     }
 }
