@@ -394,8 +394,17 @@ fn efficient_workspace(hardware: &Hardware, e: Extents, half: bool, dropout: boo
         (false, _) => (64, 64, true),
     };
     let queries = e.s.div_ceil(rows) * e.d.div_ceil(columns) * (16 + rows * columns * 4);
-    let keys_and_values = if in_registers { 0 } else { 2 * up(e.s, 64) * up(e.d, 128) * 4 };
+    let keys_and_values =
+        if in_registers { 0 } else { key_splits(e, columns) * 2 * columns * up(e.d, rows) * 4 };
     e.b * e.h * (queries + keys_and_values)
+}
+
+/// Into how many parts memory-efficient attention's backward splits the keys, where each part wants space of its own:
+/// blocks of `columns` keys, but no more than about 200 parts in all.
+fn key_splits(e: Extents, columns: u64) -> u64 {
+    let heads = e.b * e.h;
+    let blocks = if heads >= 256 && e.s <= 2 * columns { 1 } else { e.s.div_ceil(columns) };
+    blocks.min(200 / heads).max(1)
 }
 
 /// A boolean mask as an additive bias in the dtype of the queries; rows that are no multiple of 8

@@ -37,11 +37,11 @@ impl Tensor {
         let like = |what| Self::empty(session, what, [count], Dtype::Int64);
         let sorted = like("sorted");
         let places = like("sorted.indices");
-        if count <= SORTED_BY_ONE_BLOCK {
-            drop(like("sort.range"));
-        } else {
+        let range = like("sort.range");
+        if count > SORTED_BY_ONE_BLOCK {
             drop(session.scratch(session.sort_workspace(count, u64::BITS), "sort.workspace"));
         }
+        drop(range);
         (sorted, places)
     }
 
