@@ -232,6 +232,11 @@ mod tests {
     }
 
     #[test]
+    fn planned_tapes_of_every_family_are_the_recorded_ones() {
+        run_folder(&truth("families")).unwrap();
+    }
+
+    #[test]
     fn planned_tapes_with_adapters_are_the_recorded_ones() {
         run_folder(&truth("adapters")).unwrap();
     }

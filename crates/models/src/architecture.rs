@@ -21,6 +21,11 @@ pub(crate) trait Architecture: Debug + Send + Sync {
     /// What sdpa is asked to run in a pass over `seq` tokens, each kind of layer once; none for an mlp.
     fn attention(&self, dtype: Dtype, seq: u64) -> Vec<Problem>;
 
+    /// What a plan has to assume of the family, a sentence each.
+    fn assumptions(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Why `lora` cannot adapt the model, where it cannot.
     fn adapter_problem(&self, _lora: &Lora) -> Option<String> {
         None
@@ -40,6 +45,8 @@ pub(crate) struct Extents {
     pub(crate) work: u64,
     /// Elements of the widest tensor, for each token.
     pub(crate) widest: u64,
+    /// Elements of the largest weight.
+    pub(crate) largest_weight: u128,
     /// Attention heads.
     pub(crate) heads: u64,
     /// The longest sequence that the config speaks of; none for an mlp.

@@ -29,18 +29,15 @@ use layer::Layer;
 
 impl Architecture for DecoderConfig {
     fn extents(&self) -> Extents {
+        let joined = (self.heads + 2 * self.kv_heads) * self.head;
+        let widest = self.vocab.max(2 * self.intermediate).max(joined);
+        let largest = u128::from(self.hidden) * u128::from(widest);
+        let experts = self.experts.as_ref();
         Extents {
             layers: self.layers,
             work: WORK_OF_DECODER_LAYER,
-            widest: [self.vocab, 2 * self.intermediate, (self.heads + 2 * self.kv_heads) * self.head]
-                .into_iter()
-                .chain(
-                    self.experts
-                        .iter()
-                        .map(|e| e.count.max(e.per_token * self.hidden.max(2 * e.intermediate))),
-                )
-                .max()
-                .unwrap_or(0),
+            widest: widest.max(experts.map_or(0, |experts| experts.widest(self.hidden))),
+            largest_weight: largest.max(experts.map_or(0, |experts| experts.largest_weight(self.hidden))),
             heads: self.heads,
             positions: Some(self.max_positions),
             learnt_positions: false,
@@ -65,6 +62,12 @@ impl Architecture for DecoderConfig {
             problems.push(problem(true));
         }
         problems
+    }
+
+    fn assumptions(&self) -> Vec<String> {
+        let sentence = "every expert gets tokens, as many as the next; memory depends on it only where a product is run for \
+                        each, as for weights other than bf16";
+        self.experts.iter().map(|_| sentence.to_owned()).collect()
     }
 
     fn adapter_problem(&self, lora: &Lora) -> Option<String> {

@@ -35,6 +35,7 @@ impl Architecture for MlpConfig {
             layers: self.layers,
             work: 1,
             widest: self.width,
+            largest_weight: u128::from(self.width).pow(2),
             heads: 0,
             positions: None,
             learnt_positions: false,

@@ -106,6 +106,11 @@ impl Model {
         FAMILIES.iter().map(|family| family.name).chain([MLP]).collect()
     }
 
+    /// The attention that runs where `asked` is asked for: some families have eager attention alone.
+    pub fn attention_of(&self, asked: Attention) -> Attention {
+        if self.architecture.runs_sdpa() { asked } else { Attention::Eager }
+    }
+
     /// The longest sequence the config allows; none for an mlp.
     pub fn max_seq(&self) -> Option<u64> {
         self.architecture.extents().positions
@@ -128,9 +133,7 @@ impl Model {
             setup.seqs.extend(self.usual_seq());
         }
         self.check(&setup, gpu)?;
-        if !self.architecture.runs_sdpa() {
-            setup.attention = Attention::Eager;
-        }
+        setup.attention = self.attention_of(setup.attention);
         let dtype = setup.dtype.or(self.dtype).unwrap_or(Dtype::Fp32);
         let session = train::session(gpu, &setup);
         let build = || self.architecture.build(&session, &setup, dtype);
@@ -176,6 +179,11 @@ impl Model {
                 setup.batch
             ));
         }
+        // Weights, their gradients and what an optimizer keeps are fewer than sixteen matrices a layer, of at most
+        // 8 bytes an element, eight times over.
+        if extents.largest_weight.saturating_mul(16 * 8 * 8).saturating_mul(layers + 2) >= 1 << 62 {
+            return refuse("the config has weights beyond any device; its extents must be smaller".into());
+        }
         let (most, steps, accumulate) = (MOST_WORK / extents.work, setup.steps, setup.accumulate);
         if u128::from(steps) * u128::from(accumulate) * layers > u128::from(most) {
             return refuse(format!(
@@ -211,8 +219,8 @@ impl Model {
     /// Why the kernel that the setup asks for cannot run, where it cannot.
     fn kernel_problem(&self, setup: &Setup, gpu: &Gpu, longest: u64) -> Option<String> {
         let kernel = setup.kernel()?;
-        if !self.architecture.runs_sdpa() {
-            let family = self.family;
+        let family = self.family;
+        if self.attention_of(Attention::Sdpa) == Attention::Eager {
             return Some(format!(
                 "transformers runs {family} with eager attention alone; use --sdpa-kernel default"
             ));
@@ -240,7 +248,8 @@ impl Model {
             "cuBLAS workspace of the default size for the card, {kept} (torch {})",
             setup.torch.as_str()
         ));
-        if !self.architecture.runs_sdpa() {
+        sentences.extend(self.architecture.assumptions());
+        if self.attention_of(Attention::Sdpa) == Attention::Eager {
             sentences
                 .push(format!("attention is eager, the only one that transformers has for {}", self.family));
         }

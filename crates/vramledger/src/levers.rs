@@ -202,7 +202,8 @@ fn others(question: &PlanQuestion<'_>, accumulate: u32, fp32: bool) -> Vec<Other
     if adam && setup.optimizer_impl != Some(OptimizerImpl::Fused) {
         with(FUSED.into(), Moves::Update, &|other| other.optimizer_impl = Some(OptimizerImpl::Fused));
     }
-    if text && setup.attention == Attention::Eager {
+    let sdpa = question.model.model.attention_of(Attention::Sdpa) == Attention::Sdpa;
+    if text && sdpa && setup.attention == Attention::Eager {
         with("--attention sdpa".into(), Moves::Passes, &|other| other.attention = Attention::Sdpa);
     }
     if setup.keep_outputs {

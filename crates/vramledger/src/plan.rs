@@ -194,7 +194,7 @@ fn subject(question: &PlanQuestion<'_>) -> Map<String, Value> {
             "seqs": setup.seqs,
             "dtype": dtype(setup.dtype),
             "autocast": dtype(setup.autocast),
-            "attention": text.then_some(setup.attention.as_str()),
+            "attention": text.then_some(question.model.model.attention_of(setup.attention).as_str()),
             "sdpa_kernel": text.then_some(setup.sdpa_kernel.as_str()),
             "checkpoint": setup.checkpoint.to_string(),
             "checkpoint_reentrant": setup.checkpoint_reentrant,

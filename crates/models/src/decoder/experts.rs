@@ -46,6 +46,16 @@ impl Experts {
         Err(PlanError(format!("`num_experts_per_tok` is {wanted}, and there are {count} experts")))
     }
 
+    /// Elements of the widest tensor, for each token.
+    pub(crate) fn widest(&self, hidden: u64) -> u64 {
+        self.count.max(self.per_token * hidden.max(2 * self.intermediate))
+    }
+
+    /// Elements of the largest weight.
+    pub(crate) fn largest_weight(&self, hidden: u64) -> u128 {
+        2 * u128::from(self.count) * u128::from(self.intermediate) * u128::from(hidden)
+    }
+
     /// Whether any of `layers` has experts: of one more candidate than are spared, one is not.
     pub(crate) fn are_among(&self, layers: u64) -> bool {
         let candidates = (0..=self.dense.len() as u64).map(|n| (n + 1).saturating_mul(self.step) - 1);

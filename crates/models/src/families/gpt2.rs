@@ -175,6 +175,8 @@ impl Architecture for Gpt2Config {
             layers: self.layers,
             work: WORK_OF_DECODER_LAYER,
             widest: self.vocab.max(self.inner).max(3 * self.hidden),
+            largest_weight: u128::from(self.hidden)
+                * u128::from(self.vocab.max(self.positions).max(self.inner).max(3 * self.hidden)),
             heads: self.heads,
             positions: Some(self.positions),
             learnt_positions: true,
