@@ -10,8 +10,8 @@ mod stranding;
 
 use std::collections::BTreeMap;
 
-use evidence::snapshot::{Setting, Snapshot, SnapshotError};
-use ledger::{DeviceKind, Measure, Provenance, Tape};
+use evidence::snapshot::{Setting, Snapshot, SnapshotError, Stack};
+use ledger::{DeviceKind, Event, Measure, Provenance, Tape};
 use serde_json::{Map, Value, json};
 use wire::{About, Evidence, Ledger, Reading, Start, Step};
 
@@ -201,23 +201,27 @@ impl Run {
         };
         let settings: BTreeMap<String, Value> =
             self.snapshot.settings.iter().map(|(name, setting)| (name.clone(), value(setting))).collect();
+        let telling: Vec<bool> = (0..self.snapshot.stacks())
+            .map(|stack| self.snapshot.telling_frames(Stack(stack as u32)).next().is_some())
+            .collect();
         let (mut requests, mut without) = (0, 0);
         for origin in self.taped.origins.iter().filter(|origin| origin.entry.is_some()) {
             requests += 1;
-            without += u64::from(self.snapshot.site(origin.stack, 1).is_none());
+            without += u64::from(!telling[origin.stack.0 as usize]);
         }
+        let starts = self.starts();
         let times = || (0..tape.len()).filter_map(|event| tape.time_us(event)).filter(|time| *time > 0);
         let updates = tape.marks().iter().filter(|mark| mark.phase == ledger::Phase::UPDATE).count();
         Evidence {
             form: "cuda_snapshot".into(),
             file_bytes,
             written_by: self.snapshot.written_by().map(Into::into),
-            entries: self.starts().iter().map(|start| start.entries).sum(),
+            entries: starts.iter().map(|start| start.entries).sum(),
             microseconds: times().min().zip(times().max()).map(|(first, last)| last - first),
             stacks: self.snapshot.stacks() as u64 - 1,
             requests,
             requests_without_stack: without,
-            devices: self.starts(),
+            devices: starts,
             alloc_conf: self.alloc_conf().map(Into::into),
             settings,
             updates: updates as u64,
@@ -229,7 +233,6 @@ impl Run {
 
     /// The devices when their recordings begin.
     fn starts(&self) -> Vec<Start> {
-        let sizes = self.sizes();
         let mut starts: Vec<Start> = Vec::new();
         for (device, number) in self.taped.devices.iter().enumerate() {
             let trace =
@@ -243,13 +246,16 @@ impl Run {
                 let_go: 0,
             });
         }
-        for (origin, bytes) in
-            self.taped.origins.iter().zip(sizes).filter(|(origin, _)| origin.entry.is_none())
-        {
-            let start = &mut starts[usize::from(origin.device.0)];
-            start.objects_before += 1;
-            start.bytes_before = start.bytes_before.saturating_add(bytes);
-            start.let_go += u64::from(origin.end.is_some());
+        // What came without an entry, before or later, has none of its own.
+        for event in self.taped.tape.events() {
+            let Event::Alloc { object, bytes, .. } = event else { continue };
+            let origin = self.taped.origins[object.0 as usize];
+            if origin.entry.is_none() {
+                let start = &mut starts[usize::from(origin.device.0)];
+                start.objects_before += 1;
+                start.bytes_before = start.bytes_before.saturating_add(bytes.get());
+                start.let_go += u64::from(origin.end.is_some());
+            }
         }
         starts
     }

@@ -47,6 +47,8 @@ struct Lives {
     lives: Vec<Life>,
     /// The phases of the tape in order, by their number; the first is none.
     phases: Vec<Option<MarkId>>,
+    /// Whether a module ran in each of them.
+    has_modules: Vec<bool>,
 }
 
 /// Gives every object of `taped` its name and category.
@@ -79,7 +81,7 @@ impl Lives {
     fn of(taped: &Taped, snapshot: &Snapshot, roles: &[Role]) -> Self {
         let tape = &taped.tape;
         let mut lives = vec![Life::default(); tape.objects().len()];
-        let mut phases = vec![None];
+        let (mut phases, mut has_modules) = (vec![None], vec![false]);
         let mut objects = 0_u64;
         let mut made = vec![0_u64; lives.len()];
         let mut after_modules = false;
@@ -87,12 +89,16 @@ impl Lives {
             match event {
                 Event::Mark(mark) => {
                     phases.push(Some(mark));
+                    has_modules.push(false);
                     after_modules = false;
                 }
                 Event::Alloc { object, bytes, .. } => {
                     let index = object.0 as usize;
                     let role = roles[taped.origins[index].stack.0 as usize];
                     after_modules |= role.work == Work::Forward;
+                    if let Some(has) = has_modules.last_mut() {
+                        *has |= after_modules;
+                    }
                     objects += 1;
                     made[index] = objects;
                     lives[index] = Life {
@@ -117,7 +123,7 @@ impl Lives {
                 _ => {}
             }
         }
-        Self { lives, phases }
+        Self { lives, phases, has_modules }
     }
 
     fn phase(&self, tape: &Tape, number: u32) -> Option<Phase> {
@@ -216,7 +222,13 @@ impl Categories<'_> {
         }
         match phase {
             Some(Phase::FORWARD) if life.after_modules => Some(Category::Activation),
-            Some(Phase::FORWARD) if role.is_plain() => Some(Category::Input),
+            Some(Phase::FORWARD) if role.is_plain() && self.lives.has_modules[life.born as usize] => {
+                Some(Category::Input)
+            }
+            // A forward pass that the program makes of functions alone.
+            Some(Phase::FORWARD) if self.lives.is_saved(&self.taped.tape, index) => {
+                Some(Category::Activation)
+            }
             Some(Phase::BACKWARD) if role.work == Work::Forward => Some(Category::Activation),
             Some(Phase::BACKWARD) if outlives && role.is_plain() => None,
             Some(Phase::BACKWARD) if outlives => Some(Category::Gradient),

@@ -48,18 +48,6 @@ impl Run {
         Ok(Self { snapshot, taped, places, settings, books, block_disagreements, hidden, warnings, births })
     }
 
-    /// The bytes that were asked for of each object.
-    pub(super) fn sizes(&self) -> Vec<u64> {
-        let tape = &self.taped.tape;
-        let mut sizes = vec![0; tape.objects().len()];
-        for event in tape.events() {
-            if let Event::Alloc { object, bytes, .. } = event {
-                sizes[object.0 as usize] = bytes.get();
-            }
-        }
-        sizes
-    }
-
     /// The instant that `question` asks for; none where nothing ever was. An error is what the run does
     /// not have.
     pub(super) fn instant_event(&self, question: &ReadQuestion) -> Result<Option<LookedAt>, String> {
