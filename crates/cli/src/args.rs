@@ -9,7 +9,7 @@ use vramledger::models::{
     Attention, Checkpoint, MlpLoss, Offload, Optimizer, OptimizerImpl, SdpaKernel, Torch, ZeroGrad,
 };
 
-use vramledger::By;
+use vramledger::{By, Grows};
 
 use crate::input::NamedFile;
 use crate::value;
@@ -294,6 +294,13 @@ pub struct PlanArgs {
     /// The same settings in a file, a key for each flag (`batch = 4`); a flag wins
     #[arg(long, value_name = "FILE.toml")]
     pub setup: Option<PathBuf>,
+    /// A table in place of one plan: this setting with each of these values, with those of every other `--vary`;
+    /// `;` stands between values that have commas themselves
+    #[arg(long, value_name = "KEY=VALUE,…", conflicts_with = "largest")]
+    pub vary: Vec<String>,
+    /// The largest value of this setting with which the plan fits, in place of one plan
+    #[arg(long, value_name = "SETTING", value_parser = value::choice(Grows::ALL, Grows::as_str))]
+    pub largest: Option<Grows>,
     /// What the setup is of.
     #[command(flatten)]
     pub settings: PlanSettings,

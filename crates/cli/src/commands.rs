@@ -4,6 +4,7 @@
 mod emulate;
 mod plan;
 mod read;
+mod vary;
 
 use anyhow::Result;
 use vramledger::ledger::{Found, Signal};

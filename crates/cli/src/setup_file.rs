@@ -62,6 +62,24 @@ pub fn placed(error: anyhow::Error, others: &[&str], places: &[Place]) -> anyhow
     if of_it.is_empty() { error } else { anyhow::anyhow!("{sentence} ({})", of_it.join(", ")) }
 }
 
+/// The settings that `values` are, by their keys as in a setup file.
+pub fn values<'a>(values: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<PlanSettings> {
+    let mut words = Vec::new();
+    for (key, value) in values {
+        let command = command();
+        let known = command.get_arguments().find(|known| known.get_long() == Some(key));
+        let Some(known) = known else {
+            bail!("`{key}` of `--vary` is an unknown key; the keys are {}", keys(&command));
+        };
+        let value = match value {
+            "true" | "false" if !known.get_action().takes_values() => toml::Value::Boolean(value == "true"),
+            text => toml::Value::String(text.into()),
+        };
+        words.extend(flag(key, &value)?);
+    }
+    parse(words)
+}
+
 fn command() -> Command {
     PlanSettings::augment_args(Command::new("setup").no_binary_name(true).disable_help_flag(true))
 }

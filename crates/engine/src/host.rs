@@ -54,6 +54,7 @@ impl OnHost {
             Pinning::Pinned => tensor.shape().contiguous_strides(),
         };
         let copy = tensor.host_companion("host", category).laid_out(strides);
+        session.add_traffic(copy.nbytes(), 0);
         if let Some(object) = copy.object() {
             session.note_saved(object);
         }
@@ -76,6 +77,7 @@ impl OnHost {
         let layout = (copy.dtype(), copy.shape());
         let reloaded = copy.companion_of(*source, Session::DEVICE, "reloaded", *category, layout);
         let reloaded = reloaded.laid_out(copy.strides());
+        copy.session().add_traffic(0, copy.nbytes());
         reloaded.set_history(history.clone());
         reloaded
     }

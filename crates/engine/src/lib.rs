@@ -20,7 +20,7 @@ pub use hardware::{Hardware, Lifetime, Profile};
 pub use host::Pinning;
 pub use ops::attention::{Attention, Kernel, Problem};
 pub use ops::join::cat;
-pub use session::{FlopCount, Session};
+pub use session::{FlopCount, Session, Traffic};
 pub use tensor::Tensor;
 
 /// Lets go of names in the order given, as a Python frame does when it returns.

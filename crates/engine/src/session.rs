@@ -28,6 +28,15 @@ pub struct FlopCount {
     pub update: u64,
 }
 
+/// Bytes that went over the bus between the device and the host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// From the device.
+    pub to_host: u64,
+    /// To the device.
+    pub from_host: u64,
+}
+
 /// A module path, collapsed and in full: `model.layers.*.mlp` and `model.layers.7.mlp`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Scope {
@@ -58,6 +67,7 @@ pub struct Session {
     layouts: RefCell<FxHashMap<(Dtype, Dims), LayoutId>>,
     category: Cell<Category>,
     flops: Cell<FlopCount>,
+    traffic: Cell<Traffic>,
     grad_enabled: Cell<bool>,
     sequence: Cell<u64>,
     autocast: RefCell<Option<Autocast>>,
@@ -85,6 +95,7 @@ impl Session {
             layouts: RefCell::default(),
             category: Cell::new(Category::Activation),
             flops: Cell::default(),
+            traffic: Cell::default(),
             grad_enabled: Cell::new(true),
             sequence: Cell::new(0),
             autocast: RefCell::new(None),
@@ -127,6 +138,18 @@ impl Session {
     /// Floating-point operations since the session began.
     pub fn flops(&self) -> FlopCount {
         self.flops.get()
+    }
+
+    /// What was copied to the host and back since the session began; the batch is not counted.
+    pub fn traffic(&self) -> Traffic {
+        self.traffic.get()
+    }
+
+    /// Counts a copy to the host and one from it, of so many bytes.
+    pub fn add_traffic(&self, to_host: u64, from_host: u64) {
+        let traffic = self.traffic.get();
+        self.traffic
+            .set(Traffic { to_host: traffic.to_host + to_host, from_host: traffic.from_host + from_host });
     }
 
     pub(crate) fn add_flops(&self, count: u64) {

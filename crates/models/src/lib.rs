@@ -23,6 +23,7 @@ mod train;
 
 pub use checkpoint::Checkpoint;
 pub use contradiction::Contradiction;
+pub use engine::Traffic;
 pub use gpus::{GPUS, Gpu};
 pub use lora::{ALL_LINEAR, Lora};
 pub use presets::{PRESETS, Preset};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use engine::{Kernel, Pinning, Problem};
+use engine::{Kernel, Pinning, Problem, Traffic};
 use ledger::{Dtype, Tape};
 
 use crate::architecture::Architecture;
@@ -23,6 +23,8 @@ pub struct Run {
     pub parameters: Parameters,
     /// Floating-point operations of the matrix products and attention, of one step.
     pub flops: Flops,
+    /// Bytes copied between the device and the host in one step, but for the batch.
+    pub traffic: Traffic,
     /// What had to be assumed, a sentence each.
     pub assumptions: Vec<String>,
 }

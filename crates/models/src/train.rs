@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use engine::{Hardware, Profile, Session, Tensor, backward};
+use engine::{Hardware, Profile, Session, Tensor, Traffic, backward};
 use ledger::{Device, DeviceKind, Phase};
 
 use crate::gpus::Gpu;
@@ -105,7 +105,7 @@ pub(crate) fn train(
         }
         session.with_grad(false, || update.run(setup.zero_grad));
     }
-    let counted = session.flops();
+    let (counted, copied) = (session.flops(), session.traffic());
     let steps = u64::from(setup.steps.max(1));
     let tape = session.take_tape();
     for parameter in &model.parameters {
@@ -119,7 +119,8 @@ pub(crate) fn train(
         recompute: counted.recompute / steps,
         update: counted.update / steps,
     };
-    Ok(Run { tape, parameters, flops, assumptions })
+    let traffic = Traffic { to_host: copied.to_host / steps, from_host: copied.from_host / steps };
+    Ok(Run { tape, parameters, flops, traffic, assumptions })
 }
 
 /// When the optimizers step.

@@ -13,6 +13,7 @@ mod reconcile;
 mod sheet;
 mod simulate;
 mod units;
+mod vary;
 
 pub use page::{Block, Column, Page};
 pub use plan::PlanReport;

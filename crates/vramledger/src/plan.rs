@@ -1,11 +1,12 @@
 //! A model, a setup and a card in; the ledger of the training step out.
 
 use ledger::{Bytes, DeviceKind, Dtype, Tape};
-use models::{Attention, Gpu, MlpLoss, Optimizer, Run, Setup};
+use models::{Attention, Gpu, MlpLoss, Optimizer, Run, Setup, Traffic};
 use serde_json::{Map, Value, json};
 use wire::{About, Batch, Flops, Ledger, Outside, Parameters};
 
 use crate::fit::{self, Fit};
+use crate::vary::ONE_PROCESS;
 use crate::{Error, NamedModel};
 
 /// What a CUDA context takes of a card, where nothing else is said.
@@ -37,6 +38,8 @@ pub struct Plan<'a> {
     pub tape: Tape,
     /// What is known of the run besides; a tape file keeps it.
     pub about: About,
+    /// Bytes copied between the device and the host in one step, but for the batch.
+    pub traffic: Traffic,
 }
 
 /// Runs the steps of the question on shapes and replays what they did to memory.
@@ -69,9 +72,7 @@ pub fn plan(mut question: PlanQuestion<'_>) -> Result<Plan<'_>, Error> {
         batch: Some(batch(&question.setup)?),
         outside: vec![outside(0, question.context)],
         assumptions,
-        interpretation_limits: vec![
-            "one process on one device: no other process, no NCCL, no data loader on the GPU".into(),
-        ],
+        interpretation_limits: vec![ONE_PROCESS.into()],
         warnings: warnings(&question, fit.retries),
         ..About::new(ledger::Provenance::Estimated)
     };
@@ -79,7 +80,7 @@ pub fn plan(mut question: PlanQuestion<'_>) -> Result<Plan<'_>, Error> {
     ledger.oom = fit.oom;
     ledger.fits = Some(fit.fits);
     ledger.headroom_bytes = fit.headroom.map(ledger::ByteDelta::get);
-    Ok(Plan { ledger, tape: run.tape, about, question })
+    Ok(Plan { ledger, tape: run.tape, about, question, traffic: run.traffic })
 }
 
 /// One run of `question`, with a tape that can be replayed.

@@ -7,7 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::answers::{Budget, CheckpointPlan, GpuCatalogue, ModelCatalogue, Tradeoff};
 use crate::states::{self, Field, StatesSchema};
-use crate::{About, Comparison, Ledger, ReadError, Reconciliation, Simulation, read_tape, tape};
+use crate::{
+    About, Comparison, Largest, Ledger, ReadError, Reconciliation, Simulation, Variations, read_tape, tape,
+};
 
 /// What every command reads.
 #[derive(Debug)]
@@ -102,6 +104,8 @@ pub fn schemas() -> Vec<(&'static str, Schema)> {
         (Comparison::FORMAT, schema_for!(Comparison)),
         (Reconciliation::FORMAT, schema_for!(Reconciliation)),
         (Simulation::FORMAT, schema_for!(Simulation)),
+        (Variations::FORMAT, schema_for!(Variations)),
+        (Largest::FORMAT, schema_for!(Largest)),
         (Budget::FORMAT, schema_for!(Budget)),
         (CheckpointPlan::FORMAT, schema_for!(CheckpointPlan)),
         (Tradeoff::FORMAT, schema_for!(Tradeoff)),

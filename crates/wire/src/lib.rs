@@ -11,6 +11,7 @@ mod reconcile;
 mod simulate;
 mod states;
 mod tape;
+mod vary;
 mod words;
 
 pub use books::{
@@ -27,4 +28,5 @@ pub use reading::{
 pub use reconcile::{At, Found, Reconciliation, Row};
 pub use simulate::{Simulated, SimulatedDevice, Simulation};
 pub use tape::{read_tape, write_tape};
+pub use vary::{Costs, Largest, SettingValue, Try, Variation, VariationOutcome, Variations};
 pub use words::{Category, Measure, Provenance, Signal};

@@ -1,10 +1,12 @@
 //! `vramledger plan`.
 
+use std::fmt;
+
 use anyhow::{Error, Result, anyhow, bail};
 use report::PlanReport;
-use vramledger::PlanQuestion;
 use vramledger::ledger::Dtype;
-use vramledger::models::{Lora, Setup};
+use vramledger::models::{Contradiction, Lora, Setup};
+use vramledger::{Grows, NamedModel, PlanQuestion};
 
 use crate::args::{Common, Format, PlanArgs, PlanSettings};
 use crate::exit::Exit;
@@ -16,23 +18,16 @@ pub fn run(args: PlanArgs, common: &Common) -> Result<Exit> {
         Some(path) => setup_file::read(path, &args.settings)?,
         None => (args.settings, Vec::new()),
     };
-    let placed = |error: Error, others: &[&str]| setup_file::placed(error, others, &places);
+    let placed = |refused: Refused| setup_file::placed(refused.error, &refused.others, &places);
     let model = vramledger::load_model(&args.model)?;
-    let setup = setup(&settings).map_err(|error| placed(error, &[]))?;
-    if let Some(contradiction) = model.model.contradiction(&setup) {
-        return Err(placed(anyhow!(contradiction.sentence), &contradiction.settings));
+    if !args.vary.is_empty() {
+        return super::vary::run(&model, &settings, &args.vary, common);
     }
-    let mut gpu =
-        vramledger::find_gpu(settings.gpu.as_deref().unwrap_or(vramledger::models::GPUS[0].name))?.clone();
-    gpu.capacity = settings.capacity.unwrap_or(gpu.capacity);
-    let question = PlanQuestion {
-        model: &model,
-        setup,
-        gpu,
-        context: settings.context.unwrap_or(vramledger::CONTEXT),
-        alloc_conf: settings.alloc_conf.clone().unwrap_or_default(),
-    };
-    let mut plan = vramledger::plan(question).map_err(|error| placed(error.into(), &[]))?;
+    let question = question(&model, &settings).map_err(placed)?;
+    if let Some(grows) = args.largest {
+        return largest(&question, grows, common);
+    }
+    let mut plan = vramledger::plan(question).map_err(|error| placed(error.into()))?;
     let mut common = common.clone();
     if let Some(path) = output::tape_path(&mut common) {
         output::write_file(&path, &vramledger::tape_file(&plan)?)?;
@@ -46,6 +41,54 @@ pub fn run(args: PlanArgs, common: &Common) -> Result<Exit> {
     output::answer_with(&plan.ledger, &report, &common)?;
     failure::warn(&plan.ledger.warnings, &common);
     Ok(if plan.ledger.fits == Some(false) { Exit::No } else { Exit::Yes })
+}
+
+/// Answers `plan --largest`.
+fn largest(question: &PlanQuestion<'_>, grows: Grows, common: &Common) -> Result<Exit> {
+    if output::tape_path(&mut common.clone()).is_some() {
+        bail!(
+            "`-o FILE.vlt` keeps the tape of one plan, and `--largest` runs several: leave one of them out"
+        );
+    }
+    let found = vramledger::largest(question, grows)?;
+    output::answer(&found, common)?;
+    Ok(if found.value.is_some() { Exit::Yes } else { Exit::No })
+}
+
+/// Why settings are no question, and which of them the sentence does not name.
+pub struct Refused {
+    error: Error,
+    others: Vec<&'static str>,
+}
+
+impl<E: Into<Error>> From<E> for Refused {
+    fn from(error: E) -> Self {
+        Self { error: error.into(), others: Vec::new() }
+    }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+/// The question that `settings` ask of `model`.
+pub fn question<'a>(model: &'a NamedModel, settings: &PlanSettings) -> Result<PlanQuestion<'a>, Refused> {
+    let setup = setup(settings)?;
+    if let Some(Contradiction { sentence, settings }) = model.model.contradiction(&setup) {
+        return Err(Refused { error: anyhow!(sentence), others: settings });
+    }
+    let card = settings.gpu.as_deref().unwrap_or(vramledger::models::GPUS[0].name);
+    let mut gpu = vramledger::find_gpu(card)?.clone();
+    gpu.capacity = settings.capacity.unwrap_or(gpu.capacity);
+    Ok(PlanQuestion {
+        model,
+        setup,
+        gpu,
+        context: settings.context.unwrap_or(vramledger::CONTEXT),
+        alloc_conf: settings.alloc_conf.clone().unwrap_or_default(),
+    })
 }
 
 /// The setup that `settings` ask for.

@@ -8,4 +8,5 @@ mod plan;
 mod read;
 mod run;
 mod simulate;
+mod vary;
 mod vectors;

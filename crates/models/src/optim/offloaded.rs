@@ -42,6 +42,10 @@ impl Offloaded {
     pub(crate) fn step(&mut self) {
         self.on_device.step();
         self.on_host.iter_mut().for_each(Optimizer::step);
+        // Gradients go to the host, and parameters come back.
+        for parameter in &self.offloaded {
+            parameter.session().add_traffic(parameter.nbytes(), parameter.nbytes());
+        }
     }
 
     /// `optimizer.zero_grad()`: the gradients on the device die, those of small parameters last.
