@@ -198,25 +198,37 @@ impl Fields<'_> {
         windowed.collect::<Result<_, _>>().map(Some)
     }
 
-    /// What `rope_scaling`, or `rope_parameters` as newer files have it, asks of a pass.
+    /// `rope_scaling`, or `rope_parameters` as newer files have it.
+    fn rope(&self) -> Result<Option<Fields<'_>>, PlanError> {
+        match self.get(&["rope_scaling", "rope_parameters"]) {
+            None => Ok(None),
+            Some((_, Value::Object(fields))) => Ok(Some(Fields(fields))),
+            Some((name, value)) => {
+                Err(PlanError(format!("`{name}` must be an object, and it is {}", kind(value))))
+            }
+        }
+    }
+
+    /// What the type of rotary embedding asks of a pass.
     pub(crate) fn rope_scaling(&self, positions: u64) -> Result<RopeScaling, PlanError> {
-        let Some((name, value)) = self.get(&["rope_scaling", "rope_parameters"]) else {
-            return Ok(RopeScaling::Fixed);
-        };
-        let Value::Object(scaling) = value else {
-            return Err(PlanError(format!("`{name}` must be an object, and it is {}", kind(value))));
-        };
-        let scaling = Fields(scaling);
-        let named = match scaling.text("rope_type")? {
-            None => scaling.text("type")?,
+        let Some(rope) = self.rope()? else { return Ok(RopeScaling::Fixed) };
+        let named = match rope.text("rope_type")? {
+            None => rope.text("type")?,
             named => named,
         };
         match named {
             None | Some("default" | "linear" | "yarn" | "llama3") => Ok(RopeScaling::Fixed),
             Some("dynamic") => Ok(RopeScaling::Dynamic { positions }),
             Some("longrope" | "su") => Ok(RopeScaling::Long),
-            Some(other) => Err(PlanError(format!("the rope type `{other}` of `{name}` is not supported"))),
+            Some(other) => Err(PlanError(format!("the rope type `{other}` is not supported"))),
         }
+    }
+
+    /// `partial_rotary_factor`, among the parameters of the rotary embedding or beside them.
+    pub(crate) fn partial_rotary_factor(&self) -> Result<f64, PlanError> {
+        let name = "partial_rotary_factor";
+        let within = self.rope()?.map(|rope| rope.number(name)).transpose()?.flatten();
+        Ok(within.or(self.number(name)?).unwrap_or(1.0))
     }
 
     /// `torch_dtype`, or `dtype` as newer files have it.

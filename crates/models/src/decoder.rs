@@ -139,13 +139,17 @@ impl Decoder {
 
     /// The logits of a last hidden state.
     fn head(&self, hidden: &Tensor) -> Tensor {
-        let mut logits = self.lm_head.forward(hidden);
-        if self.config.logit_softcap {
+        let logits = self.lm_head.forward(hidden);
+        if !self.config.logit_softcap {
+            return logits;
+        }
+        hidden.session().scoped("logits", || {
+            let mut logits = logits;
             logits = logits.div_scalar();
             logits = logits.tanh();
             logits = logits.mul_scalar();
-        }
-        logits
+            logits
+        })
     }
 
     /// The model's forward: the last hidden state, and the cache where there is one.

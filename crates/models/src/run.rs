@@ -267,18 +267,25 @@ impl Model {
             );
         }
         let longest = setup.seqs.iter().copied().max().unwrap_or(1);
-        for problem in self.attention(setup, longest) {
+        let runs = |problem: Problem| {
             let choose = || Kernel::choose(&train::hardware(gpu), &train::profile(setup.torch), problem);
-            let runs = match setup.kernel().unwrap_or_else(choose) {
+            match setup.kernel().unwrap_or_else(choose) {
                 Kernel::Flash => "the flash kernel",
                 Kernel::Efficient => "the memory-efficient kernel",
                 Kernel::Math => "the math kernel",
                 Kernel::Cudnn => {
                     "cuDNN, whose backward workspace is assumed to be batch x heads x sequence x (head size + 1) fp32 values"
                 }
-            };
-            let within = if problem.mask { " with a sliding window" } else { "" };
-            sentences.push(format!("attention{within} runs {runs}"));
+            }
+        };
+        let mut told = "";
+        for problem in self.attention(setup, longest) {
+            let kernel = runs(problem);
+            if kernel != told {
+                let within = if problem.mask { " with a sliding window" } else { "" };
+                sentences.push(format!("attention{within} runs {kernel}"));
+            }
+            told = kernel;
         }
         sentences
     }

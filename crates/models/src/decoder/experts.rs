@@ -214,7 +214,7 @@ fn ends_of_groups(session: &Rc<Session>, chosen: u64, count: u64) -> (Tensor, Te
 
 /// `load_balancing_loss_func` of the router's logits.
 pub(super) fn balance(session: &Rc<Session>, logits: &[Tensor], experts: &Experts) -> Tensor {
-    session.scoped("load_balancing_loss", || {
+    session.scoped("loss.load_balancing", || {
         let sums = |what| Tensor::empty(session, what, [experts.count], Dtype::Fp32);
         let mut tokens = sums("tokens_per_expert");
         let mut probabilities = sums("router_prob");

@@ -19,7 +19,7 @@ pub(super) fn read(fields: &Fields<'_>) -> Result<DecoderConfig, PlanError> {
         tied: false,
     };
     let config = DecoderConfig::read(fields, defaults)?;
-    let part = fields.number("partial_rotary_factor")?.unwrap_or(1.0);
+    let part = fields.partial_rotary_factor()?;
     let size = (config.head as f64 * part) as u64;
     if !(part > 0.0 && part <= 1.0) || size == 0 || !size.is_multiple_of(2) {
         return Err(PlanError(format!(
