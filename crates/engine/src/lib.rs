@@ -18,8 +18,9 @@ pub use dims::Dims;
 pub use graph::backward;
 pub use hardware::{Hardware, Lifetime, Profile};
 pub use host::Pinning;
-pub use ops::attention::{Attention, Kernel, Problem};
+pub use ops::attention::Attention;
 pub use ops::join::cat;
+pub use ops::kernel::{Kernel, Problem};
 pub use session::{FlopCount, Session, Traffic};
 pub use tensor::Tensor;
 

@@ -6,23 +6,11 @@ use ledger::Dtype;
 
 use crate::dims::Dims;
 use crate::graph::{Call, Op};
-use crate::hardware::{Hardware, Profile};
+use crate::hardware::Hardware;
 use crate::ops::elementwise::pointwise;
+use crate::ops::kernel::{Kernel, Problem};
 use crate::session::Session;
 use crate::tensor::Tensor;
-
-/// The kernel behind `scaled_dot_product_attention`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kernel {
-    /// FlashAttention.
-    Flash,
-    /// Memory-efficient attention.
-    Efficient,
-    /// cuDNN's fused attention.
-    Cudnn,
-    /// Matrix products and a softmax.
-    Math,
-}
 
 /// One attention: what the kernel is chosen by and given.
 #[derive(Clone, Copy)]
@@ -37,81 +25,6 @@ pub struct Attention<'a> {
 
 const fn up(value: u64, multiple: u64) -> u64 {
     value.next_multiple_of(multiple)
-}
-
-impl Kernel {
-    /// The kernel PyTorch chooses for a training step: cuDNN first on compute capability 9 and 10
-    /// (half precision), then flash (8.0 on, half precision, no mask), then memory-efficient, then math.
-    pub fn choose(hardware: &Hardware, profile: &Profile, of: Problem) -> Self {
-        let order = if matches!(hardware.compute_capability.0, 9 | 10)
-            && (!of.dropout || profile.cudnn_attention_drops)
-        {
-            &[Self::Cudnn, Self::Flash, Self::Efficient][..]
-        } else {
-            &[Self::Flash, Self::Efficient][..]
-        };
-        let runs = |kernel: &&Self| kernel.refusal(hardware, profile, of).is_none();
-        order.iter().find(runs).copied().unwrap_or(Self::Math)
-    }
-
-    /// Why this kernel cannot run `of`, as the end of a sentence; none where it can.
-    pub fn refusal(self, hardware: &Hardware, profile: &Profile, of: Problem) -> Option<String> {
-        let major = hardware.compute_capability.0;
-        let half = matches!(of.dtype, Dtype::Fp16 | Dtype::Bf16);
-        // Rows of the memory-efficient kernel's operands are loaded 16 bytes at a time.
-        let alignment = match major {
-            _ if half => 8,
-            8.. => 4,
-            _ => 1,
-        };
-        match self {
-            Self::Flash | Self::Cudnn if !half => {
-                Some(format!("takes fp16 or bf16, not {}", of.dtype.as_str()))
-            }
-            Self::Flash | Self::Cudnn if major < 8 => Some("needs compute capability 8.0 or more".into()),
-            Self::Flash if of.mask => Some("takes no mask".into()),
-            Self::Flash if of.head > 256 => Some(format!("takes heads of at most 256, not {}", of.head)),
-            Self::Flash if hardware.small_shared_memory() && flash_spills(of) => {
-                Some(format!("cannot train heads of {} on this card", of.head))
-            }
-            Self::Efficient if !of.head.is_multiple_of(alignment) => {
-                Some(format!("takes heads of a multiple of {alignment}, not {}", of.head))
-            }
-            Self::Efficient if of.dtype == Dtype::Bf16 && major < 8 => {
-                Some("takes bf16 from compute capability 8.0 on".into())
-            }
-            Self::Efficient if of.grouped && !profile.efficient_attention_groups => {
-                Some("takes as many key-value heads as query heads in this release of torch".into())
-            }
-            Self::Cudnn if of.dropout && !profile.cudnn_attention_drops => {
-                Some("is not modelled with dropout in this release of torch".into())
-            }
-            Self::Cudnn if !of.head.is_multiple_of(8) || (of.head > 128 && of.head != 256) => {
-                Some(format!("trains heads of a multiple of 8 up to 128, or of 256, not of {}", of.head))
-            }
-            _ => None,
-        }
-    }
-}
-
-/// Heads whose backward in FlashAttention needs more shared memory than the smaller cards have.
-const fn flash_spills(of: Problem) -> bool {
-    of.head > 192 && (of.head <= 224 || of.dropout)
-}
-
-/// What decides which kernel can run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Problem {
-    /// The dtype of queries, keys and values.
-    pub dtype: Dtype,
-    /// The head size.
-    pub head: u64,
-    /// Whether there are fewer key-value heads than query heads.
-    pub grouped: bool,
-    /// Whether there is a mask.
-    pub mask: bool,
-    /// Whether weights are dropped.
-    pub dropout: bool,
 }
 
 /// Extents of one attention: batch, heads, key-value heads, sequence, head size.

@@ -7,6 +7,7 @@ mod embedding;
 mod grouped;
 mod index;
 pub(crate) mod join;
+pub(crate) mod kernel;
 mod loss;
 mod norm;
 mod product;
