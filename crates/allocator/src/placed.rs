@@ -36,33 +36,50 @@ pub struct Places {
 pub struct PlacedAllocator<'a> {
     places: &'a Places,
     settings: &'a Settings,
-    devices: Vec<Option<Blocks>>,
-    homes: Vec<Option<(DeviceId, u64)>>,
+    devices: Vec<Option<Memory>>,
+    /// By object.
+    blocks: Vec<Block>,
     segments: usize,
     learnt: FxHashMap<ObjectId, Bytes>,
     hidden: Bytes,
     disagreements: u64,
-    first_disagreement: Option<usize>,
 }
 
-/// The blocks of one device.
+/// The block of an object.
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    size: u64,
+    requested: u64,
+    segment: u32,
+    device: DeviceId,
+    state: State,
+}
+
+/// What has no block.
+const NONE: Block =
+    Block { size: 0, requested: 0, segment: NOWHERE, device: DeviceId(0), state: State::Free };
+/// The segment of a block that is in none.
+const NOWHERE: u32 = u32::MAX;
+
+/// The memory of one device.
 #[derive(Clone, Debug, Default)]
-struct Blocks {
-    /// By address.
-    blocks: BTreeMap<u64, Block>,
+struct Memory {
+    /// Free blocks by address.
+    free: BTreeMap<u64, Free>,
+    /// Blocks in use whose rest was not split off or may not have been, by where that begins: the
+    /// object, and whether its rest counts as its own.
+    rests: BTreeMap<u64, (u32, bool)>,
+    /// The segments' ranges by where they begin.
+    ranges: BTreeMap<u64, u64>,
     segments: FxHashMap<u32, Home>,
     reading: Reading,
 }
 
-/// One block.
+/// A free block.
 #[derive(Clone, Copy, Debug)]
-struct Block {
+struct Free {
     size: u64,
     segment: u32,
-    state: State,
-    /// The object in it and the bytes asked for; of one in use.
-    object: u32,
-    requested: u64,
 }
 
 /// What a segment is for.
@@ -77,17 +94,16 @@ struct Home {
 impl<'a> PlacedAllocator<'a> {
     /// An allocator that has nothing yet, for `tape` and its `places`.
     pub fn new(tape: &Tape, places: &'a Places, settings: &'a Settings) -> Self {
-        let blocks = |device: &ledger::Device| (device.kind == DeviceKind::Gpu).then(Blocks::default);
+        let memory = |device: &ledger::Device| (device.kind == DeviceKind::Gpu).then(Memory::default);
         Self {
             places,
             settings,
-            devices: tape.devices.iter().map(blocks).collect(),
-            homes: vec![None; tape.objects().len()],
+            devices: tape.devices.iter().map(memory).collect(),
+            blocks: vec![NONE; tape.objects().len()],
             segments: 0,
             learnt: FxHashMap::default(),
             hidden: Bytes::ZERO,
             disagreements: 0,
-            first_disagreement: None,
         }
     }
 
@@ -103,147 +119,195 @@ impl<'a> PlacedAllocator<'a> {
         self.hidden
     }
 
-    /// How many events found no block where one should be, and the first of them: the recording has
-    /// a gap, or other settings.
-    pub fn disagreements(&self) -> (u64, Option<usize>) {
-        (self.disagreements, self.first_disagreement)
+    /// How many events found no block where one should be: the recording has a gap, or other settings.
+    pub fn disagreements(&self) -> u64 {
+        self.disagreements
     }
 
-    /// The segments of `device` by address, with their blocks, as they are now.
+    /// The segments of `device` by address, with their blocks, as they are now. Made anew at each call.
     pub fn layout(&self, device: DeviceId) -> Vec<SegmentLayout> {
-        let Some(Some(blocks)) = self.devices.get(usize::from(device.0)) else { return Vec::new() };
-        let mut layout: Vec<(u32, SegmentLayout)> = Vec::new();
-        let mut end = None;
-        for (address, block) in &blocks.blocks {
-            let used = block.state != State::Free;
-            let object = used.then_some((ObjectId(block.object), Bytes::new(block.requested)));
-            let shown = BlockLayout { size: Bytes::new(block.size), state: block.state, object };
-            match layout.last_mut() {
-                Some((segment, last)) if *segment == block.segment && end == Some(*address) => {
-                    last.blocks.push(shown);
-                }
-                _ => {
-                    let home = blocks.home(block.segment);
-                    layout.push((
-                        block.segment,
-                        SegmentLayout {
-                            address: *address,
-                            stream: home.stream,
-                            pool: home.pool,
-                            small: home.small,
-                            expandable: home.expandable,
-                            blocks: vec![shown],
-                        },
-                    ));
-                }
+        let Some(Some(memory)) = self.devices.get(usize::from(device.0)) else { return Vec::new() };
+        let used = self
+            .blocks
+            .iter()
+            .enumerate()
+            .filter(|(_, block)| block.device == device && block.state != State::Free && block.size > 0);
+        let used = used.map(|(object, block)| {
+            let owner = Some((ObjectId(object as u32), Bytes::new(block.requested)));
+            let layout = BlockLayout { size: Bytes::new(block.size), state: block.state, object: owner };
+            (self.places.objects[object], block.segment, layout)
+        });
+        let free = memory.free.iter().map(|(address, free)| {
+            let layout = BlockLayout { size: Bytes::new(free.size), state: State::Free, object: None };
+            (*address, free.segment, layout)
+        });
+        let mut blocks: Vec<(u64, u32, BlockLayout)> = used.chain(free).collect();
+        blocks.sort_unstable_by_key(|(address, _, _)| *address);
+        let mut layout: Vec<SegmentLayout> = Vec::new();
+        let mut last: Option<(u32, u64)> = None;
+        for (address, segment, block) in blocks {
+            if last != Some((segment, address)) || segment == NOWHERE {
+                let home = memory.home(segment);
+                layout.push(SegmentLayout {
+                    address,
+                    stream: home.stream,
+                    pool: home.pool,
+                    small: home.small,
+                    expandable: home.expandable,
+                    blocks: Vec::new(),
+                });
             }
-            end = Some(address + block.size);
+            last = Some((segment, address.saturating_add(block.size.get())));
+            if let Some(segment) = layout.last_mut() {
+                segment.blocks.push(block);
+            }
         }
-        layout.into_iter().map(|(_, segment)| segment).collect()
+        layout
     }
 
-    fn disagree(&mut self, event: usize) {
-        self.disagreements += 1;
-        self.first_disagreement.get_or_insert(event);
-    }
-
-    fn segment(&mut self, event: usize, segment: Segment, takes: bool, expandable: bool) {
+    fn segment(&mut self, segment: Segment, takes: bool, expandable: bool) {
         let Some(start) = self.places.segments.get(self.segments).copied() else { return };
         self.segments += 1;
-        let bytes = segment.bytes.get();
-        let Some(Some(device)) = self.devices.get_mut(usize::from(segment.device.0)) else { return };
-        let range = start..start.saturating_add(bytes);
+        let Some(Some(memory)) = self.devices.get_mut(usize::from(segment.device.0)) else { return };
+        let range = start..start.saturating_add(segment.bytes.get());
         let whole = if takes {
-            device.reading.reserved += segment.bytes;
-            device.take(range, segment, expandable)
+            memory.reading.reserved += segment.bytes;
+            memory.take(range, segment, expandable)
         } else {
-            device.reading.reserved -= segment.bytes;
-            device.give_back(range)
+            memory.reading.reserved -= segment.bytes;
+            memory.give_back(&range)
         };
-        device.reading.reserved_high = device.reading.reserved;
-        if !whole {
-            self.disagree(event);
-        }
+        memory.reading.reserved_high = memory.reading.reserved;
+        self.disagreements += u64::from(!whole);
     }
 
-    fn make(&mut self, event: usize, object: ObjectId, requested: u64, device: DeviceId) {
+    fn make(&mut self, object: ObjectId, requested: u64, device: DeviceId) {
         let index = object.0 as usize;
-        let address = self.places.objects[index];
-        let found = self.places.found[index];
+        let (address, found) = (self.places.objects[index], self.places.found[index]);
         let known = self.places.blocks.get(&object).map(|bytes| bytes.get());
-        let Some(Some(blocks)) = self.devices.get_mut(usize::from(device.0)) else { return };
+        let Some(Some(memory)) = self.devices.get_mut(usize::from(device.0)) else { return };
         if requested == 0 {
             return;
         }
-        self.homes[index] = Some((device, address));
         let rounded = self.settings.round(requested);
-        let max_split = self.settings.max_split_size.map_or(u64::MAX, Bytes::get);
-        let wish = Wish { object: object.0, requested, rounded, known, max_split };
-        let placed = blocks.place(address, &wish, found);
-        self.learnt.extend(placed.learnt.map(|(object, bytes)| (ObjectId(object), Bytes::new(bytes))));
-        if !placed.agrees {
-            self.disagree(event);
+        let mut agrees = true;
+        let (mut size, mut segment) = (known.unwrap_or(rounded), NOWHERE);
+        if let Some((object, owns)) = memory.rest_around(address, found) {
+            let block = &mut self.blocks[object as usize];
+            let start = self.places.objects[object as usize];
+            let new = address - start;
+            self.learnt.insert(ObjectId(object), Bytes::new(new));
+            agrees = !owns;
+            memory.resize(start, block, new, owns);
         }
+        match memory.free_around(address) {
+            Some((start, free)) => {
+                segment = free.segment;
+                if start < address && !found {
+                    agrees = false;
+                }
+                let behind = start + free.size - address;
+                let home = memory.home(segment);
+                let splits = match home.small || home.expandable {
+                    true => behind.saturating_sub(rounded) >= MIN_BLOCK,
+                    false => {
+                        let max_split = self.settings.max_split_size.map_or(u64::MAX, Bytes::get);
+                        rounded < max_split && behind.saturating_sub(rounded) > SMALL_LIMIT
+                    }
+                };
+                agrees &= rounded <= behind;
+                size = match known {
+                    Some(known) => known.min(behind),
+                    // What lies behind an object that was found there is not known to be its rest.
+                    None if splits || found => rounded.min(behind),
+                    None => behind,
+                };
+                memory.free.remove(&start);
+                if start < address {
+                    memory.free.insert(start, Free { size: address - start, segment });
+                }
+                if behind > size {
+                    memory.free.insert(address + size, Free { size: behind - size, segment });
+                }
+                let unknown = found && known.is_none() && !(home.small || home.expandable);
+                if unknown {
+                    memory.rests.insert(address + size, (object.0, false));
+                } else if size > rounded {
+                    memory.rests.insert(address + rounded, (object.0, true));
+                }
+            }
+            None => agrees = false,
+        }
+        self.blocks[index] = Block { size, requested, segment, device, state: State::Allocated };
+        memory.reading.allocated += Bytes::new(size);
+        memory.reading.active += Bytes::new(size);
+        self.disagreements += u64::from(!agrees);
     }
 
     fn let_go(&mut self, object: ObjectId, whole: bool) {
-        let Some((device, address)) = self.homes[object.0 as usize] else { return };
-        if let Some(Some(blocks)) = self.devices.get_mut(usize::from(device.0)) {
-            if whole && self.places.found[object.0 as usize] && !self.places.blocks.contains_key(&object) {
-                self.hidden += Bytes::new(blocks.behind(address));
-            }
-            blocks.let_go(address, object.0, whole);
+        let index = object.0 as usize;
+        let block = self.blocks[index];
+        let Some(Some(memory)) = self.devices.get_mut(usize::from(block.device.0)) else { return };
+        if block.state == State::Free {
+            return;
         }
-        if whole {
-            self.homes[object.0 as usize] = None;
+        let size = Bytes::new(block.size);
+        if block.state == State::Allocated {
+            memory.reading.allocated -= size;
+        }
+        if !whole {
+            self.blocks[index].state = State::Pending;
+            return;
+        }
+        memory.reading.active -= size;
+        self.blocks[index] = NONE;
+        let address = self.places.objects[index];
+        if block.segment == NOWHERE {
+            return;
+        }
+        // The rest of a block begins behind what was asked for, or behind all of it.
+        for at in [address + self.settings.round(block.requested), address + block.size] {
+            if let Some((_, owns)) = memory.rests.get(&at).copied().filter(|(owner, _)| *owner == object.0) {
+                memory.rests.remove(&at);
+                let behind = memory.free.get(&at).filter(|free| free.segment == block.segment);
+                if let Some(free) = behind.filter(|free| !owns && free.size <= SMALL_LIMIT) {
+                    self.hidden += Bytes::new(free.size);
+                }
+            }
+        }
+        if block.size > 0 {
+            memory.merge(address, Free { size: block.size, segment: block.segment });
         }
     }
 }
 
 impl Meter for PlacedAllocator<'_> {
-    fn apply(&mut self, index: usize, event: Event) -> Result<(), Oom> {
+    fn apply(&mut self, _: usize, event: Event) -> Result<(), Oom> {
         match event {
-            Event::Alloc { object, bytes, device, .. } => self.make(index, object, bytes.get(), device),
+            Event::Alloc { object, bytes, device, .. } => self.make(object, bytes.get(), device),
             Event::FreeRequested(object) => self.let_go(object, false),
             Event::Free(object) => self.let_go(object, true),
-            Event::SegmentAlloc(segment) => self.segment(index, segment, true, false),
-            Event::SegmentMap(segment) => self.segment(index, segment, true, true),
-            Event::SegmentFree(segment) => self.segment(index, segment, false, false),
-            Event::SegmentUnmap(segment) => self.segment(index, segment, false, true),
+            Event::SegmentAlloc(segment) => self.segment(segment, true, false),
+            Event::SegmentMap(segment) => self.segment(segment, true, true),
+            Event::SegmentFree(segment) => self.segment(segment, false, false),
+            Event::SegmentUnmap(segment) => self.segment(segment, false, true),
             Event::Oom { .. } | Event::Relabel(..) | Event::Mark(_) => {}
         }
         Ok(())
     }
 
     fn reading(&self, device: DeviceId) -> Option<Reading> {
-        self.devices.get(usize::from(device.0))?.as_ref().map(|blocks| blocks.reading)
+        self.devices.get(usize::from(device.0))?.as_ref().map(|memory| memory.reading)
     }
 
     fn block_bytes(&self, object: ObjectId) -> Option<Bytes> {
-        let (device, address) = self.homes.get(object.0 as usize).copied()??;
-        let block = self.devices[usize::from(device.0)].as_ref()?.blocks.get(&address)?;
-        (block.object == object.0).then_some(Bytes::new(block.size))
+        let block = self.blocks.get(object.0 as usize)?;
+        let metered = self.devices.get(usize::from(block.device.0))?.is_some();
+        (metered && block.state != State::Free).then_some(Bytes::new(block.size))
     }
 }
 
-/// A request.
-struct Wish {
-    object: u32,
-    requested: u64,
-    rounded: u64,
-    /// The bytes of its block, where they are known.
-    known: Option<u64>,
-    max_split: u64,
-}
-
-/// What became of a request.
-struct Placed {
-    agrees: bool,
-    /// An object whose block is of another size than was taken.
-    learnt: Option<(u32, u64)>,
-}
-
-impl Blocks {
+impl Memory {
     fn home(&self, segment: u32) -> Home {
         let nowhere = Home { stream: Stream(0), pool: Pool(0), small: false, expandable: false };
         self.segments.get(&segment).copied().unwrap_or(nowhere)
@@ -254,175 +318,105 @@ impl Blocks {
         let small = !expandable && segment.bytes.get() == SMALL_SEGMENT;
         let home = Home { stream: segment.stream, pool: segment.pool, small, expandable };
         self.segments.entry(segment.segment.0).or_insert(home);
-        let over = self.blocks.range(..range.end).next_back();
-        let free = over.is_none_or(|(start, block)| start + block.size <= range.start);
-        if range.start < range.end && free {
-            let (size, segment) = (range.end - range.start, segment.segment.0);
-            self.blocks
-                .insert(range.start, Block { size, segment, state: State::Free, object: 0, requested: 0 });
-            self.merge(range.start);
+        let over = self.ranges.range(..range.end).next_back();
+        if range.start >= range.end || over.is_some_and(|(_, end)| *end > range.start) {
+            return false;
         }
-        free
+        self.ranges.insert(range.start, range.end);
+        self.merge(range.start, Free { size: range.end - range.start, segment: segment.segment.0 });
+        true
     }
 
     /// Takes free memory out; whether it was there and free.
-    fn give_back(&mut self, range: Range<u64>) -> bool {
-        let Some((start, block)) = self.blocks.range(..=range.start).next_back() else { return false };
-        let (start, block) = (*start, *block);
-        if block.state != State::Free || start + block.size < range.end {
+    fn give_back(&mut self, range: &Range<u64>) -> bool {
+        while let Some((start, end)) = self.ranges.range(..range.end).next_back().map(|(at, end)| (*at, *end))
+        {
+            if end <= range.start {
+                break;
+            }
+            self.ranges.remove(&start);
+            if start < range.start {
+                self.ranges.insert(start, range.start);
+            }
+            if end > range.end {
+                self.ranges.insert(range.end, end);
+            }
+        }
+        let Some((start, free)) = self.free_around(range.start) else { return false };
+        if start + free.size < range.end {
             return false;
         }
-        self.blocks.remove(&start);
+        self.free.remove(&start);
         if start < range.start {
-            self.blocks.insert(start, Block { size: range.start - start, ..block });
+            self.free.insert(start, Free { size: range.start - start, ..free });
         }
-        if start + block.size > range.end {
-            self.blocks.insert(range.end, Block { size: start + block.size - range.end, ..block });
+        if start + free.size > range.end {
+            self.free.insert(range.end, Free { size: start + free.size - range.end, ..free });
         }
         true
     }
 
-    /// Puts an object at `address`; `found` where no request made it.
-    fn place(&mut self, address: u64, wish: &Wish, found: bool) -> Placed {
-        let mut placed = Placed { agrees: true, learnt: None };
-        let Some((mut start, mut block)) = self.around(address) else {
-            self.use_block(address, wish, wish.known.unwrap_or(wish.rounded), u32::MAX);
-            return Placed { agrees: false, learnt: None };
-        };
-        if block.state != State::Free {
-            // What is there was taken to be larger than it is.
-            let (object, size) = (block.object, address - start);
-            placed.learnt = (size > 0).then_some((object, size));
-            placed.agrees = false;
-            self.resize(start, size);
-            (start, block) =
-                (address, Block { size: start + block.size - address, state: State::Free, ..block });
-            self.blocks.insert(start, block);
-        } else if start < address {
-            let before = self.blocks.range(..start).next_back().map(|(at, block)| (*at, *block));
-            let touches = before.filter(|(at, before)| {
-                at + before.size == start && before.state != State::Free && before.segment == block.segment
-            });
-            match touches {
-                Some((at, before)) if !found => {
-                    // The rest of the block before it was not split off.
-                    self.blocks.remove(&start);
-                    self.resize(at, address - at);
-                    placed.learnt = Some((before.object, address - at));
-                }
-                _ => {
-                    placed.agrees = found;
-                    self.resize(start, address - start);
-                }
+    /// The free block around `address`.
+    fn free_around(&self, address: u64) -> Option<(u64, Free)> {
+        let (start, free) = self.free.range(..=address).next_back()?;
+        (address < start + free.size).then_some((*start, *free))
+    }
+
+    /// The object behind which `address` shows what is its rest: a block in use that was taken to
+    /// reach beyond it, or one that reaches up to it where the rest was taken to be free.
+    /// One that was `found` at `address` itself shows nothing of what may be free before it.
+    fn rest_around(&mut self, address: u64, found: bool) -> Option<(u32, bool)> {
+        let (start, (object, owns)) = self.rests.range(..=address).next_back().map(|(at, it)| (*at, *it))?;
+        let reaches = match self.free.get(&start) {
+            // A block that was found: the address lies in the free block right behind it.
+            Some(free) if !owns => {
+                !found && start < address && address - start <= SMALL_LIMIT && address < start + free.size
             }
-            (start, block) = (address, Block { size: start + block.size - address, ..block });
-            self.blocks.insert(start, block);
-        }
-        let home = self.home(block.segment);
-        let rest = block.size.saturating_sub(wish.rounded);
-        let splits = match home.small || home.expandable {
-            true => rest >= MIN_BLOCK,
-            false => wish.rounded < wish.max_split && rest > SMALL_LIMIT,
+            _ => owns && self.free_around(address).is_none(),
         };
-        let size = match wish.known {
-            Some(known) => known.min(block.size),
-            // What lies behind an object that was found there is not known to be its rest.
-            None if splits || found => wish.rounded.min(block.size),
-            None => block.size,
-        };
-        placed.agrees &= wish.rounded <= block.size;
-        self.blocks.remove(&start);
-        self.use_block(start, wish, size, block.segment);
-        if block.size > size {
-            self.blocks.insert(start + size, Block { size: block.size - size, ..block });
+        if !reaches {
+            return None;
         }
-        placed
+        self.rests.remove(&start);
+        Some((object, owns))
     }
 
-    /// The block around `address`.
-    fn around(&self, address: u64) -> Option<(u64, Block)> {
-        let (start, block) = self.blocks.range(..=address).next_back()?;
-        (address < start + block.size).then_some((*start, *block))
-    }
-
-    fn use_block(&mut self, address: u64, wish: &Wish, size: u64, segment: u32) {
-        let (object, requested) = (wish.object, wish.requested);
-        self.blocks.insert(address, Block { size, segment, state: State::Allocated, object, requested });
-        self.reading.allocated += Bytes::new(size);
-        self.reading.active += Bytes::new(size);
-    }
-
-    /// Gives the block at `address` another size, or takes it out where nothing is left of it.
-    fn resize(&mut self, address: u64, size: u64) {
-        let Some(block) = self.blocks.get_mut(&address) else { return };
-        let (old, state) = (block.size, block.state);
+    /// Makes the block at `start` one of `size` bytes; `shrinks` tells whether it had more.
+    fn resize(&mut self, start: u64, block: &mut Block, size: u64, shrinks: bool) {
+        let old = block.size;
+        if shrinks {
+            if size >= old {
+                return;
+            }
+            self.free.insert(start + size, Free { size: old - size, segment: block.segment });
+        } else if let Some(free) = self.free.remove(&(start + old)) {
+            let more = size - old;
+            if free.size > more {
+                self.free.insert(start + size, Free { size: free.size - more, ..free });
+            }
+        }
         block.size = size;
-        if size == 0 {
-            self.blocks.remove(&address);
-        }
         let change = |total: Bytes| (total + Bytes::new(size)) - Bytes::new(old);
-        if state == State::Allocated {
+        if block.state == State::Allocated {
             self.reading.allocated = change(self.reading.allocated);
         }
-        if state != State::Free {
-            self.reading.active = change(self.reading.active);
-        }
+        self.reading.active = change(self.reading.active);
     }
 
-    fn let_go(&mut self, address: u64, object: u32, whole: bool) {
-        let Some(block) = self.blocks.get_mut(&address).filter(|block| block.object == object) else {
-            return;
-        };
-        let size = Bytes::new(block.size);
-        if block.state == State::Allocated {
-            self.reading.allocated -= size;
-        }
-        if !whole {
-            block.state = State::Pending;
-            return;
-        }
-        if block.state != State::Free {
-            self.reading.active -= size;
-        }
-        (block.state, block.object, block.requested) = (State::Free, 0, 0);
-        if block.segment == u32::MAX {
-            // It was in no segment.
-            self.blocks.remove(&address);
-        } else {
-            self.merge(address);
-        }
-    }
-
-    /// What lies free behind the block at `address` and may be the rest of it.
-    fn behind(&self, address: u64) -> u64 {
-        let Some(block) = self.blocks.get(&address) else { return 0 };
-        let home = self.home(block.segment);
-        let next = self.blocks.get(&(address + block.size)).filter(|next| {
-            next.state == State::Free && next.segment == block.segment && next.size <= SMALL_LIMIT
-        });
-        if home.small || home.expandable { 0 } else { next.map_or(0, |next| next.size) }
-    }
-
-    /// Joins the free block at `address` with free neighbours of its segment.
-    fn merge(&mut self, address: u64) {
-        let Some(mut block) = self.blocks.get(&address).copied() else { return };
-        let joins = |other: &Block| other.state == State::Free && other.segment == block.segment;
-        let next = self.blocks.get(&(address + block.size)).copied().filter(joins);
-        let before = self.blocks.range(..address).next_back().map(|(at, block)| (*at, *block));
-        let before = before.filter(|(at, before)| at + before.size == address && joins(before));
-        if let Some(next) = next {
-            self.blocks.remove(&(address + block.size));
+    /// Adds a free block at `address`, joined with free neighbours of its segment.
+    fn merge(&mut self, address: u64, mut block: Free) {
+        let next = self.free.get(&(address + block.size)).filter(|next| next.segment == block.segment);
+        if let Some(next) = next.copied() {
+            self.free.remove(&(address + block.size));
             block.size += next.size;
         }
-        match before {
-            Some((at, before)) => {
-                self.blocks.remove(&address);
-                self.blocks.insert(at, Block { size: before.size + block.size, ..before });
-            }
-            None if next.is_some() => {
-                self.blocks.insert(address, block);
-            }
-            None => {}
+        if let Some((start, before)) = self.free.range_mut(..address).next_back()
+            && start + before.size == address
+            && before.segment == block.segment
+        {
+            before.size += block.size;
+        } else {
+            self.free.insert(address, block);
         }
     }
 }

@@ -37,12 +37,12 @@ impl Run {
         let mut meter = PlacedAllocator::new(&taped.tape, &places, &settings);
         let mut books = ledger::replay(&taped.tape, Some(&mut meter));
         let learnt = meter.learnt().clone();
-        let (mut block_disagreements, mut hidden) = (meter.disagreements().0, meter.hidden());
+        let (mut block_disagreements, mut hidden) = (meter.disagreements(), meter.hidden());
         if !learnt.is_empty() {
             places.blocks.extend(learnt);
             let mut meter = PlacedAllocator::new(&taped.tape, &places, &settings);
             books = ledger::replay(&taped.tape, Some(&mut meter));
-            (block_disagreements, hidden) = (meter.disagreements().0, meter.hidden());
+            (block_disagreements, hidden) = (meter.disagreements(), meter.hidden());
         }
         let births = births(&taped.tape);
         Ok(Self { snapshot, taped, places, settings, books, block_disagreements, hidden, warnings, births })
