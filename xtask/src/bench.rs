@@ -1,5 +1,7 @@
 //! `cargo xtask bench`: time and memory, held against their goals; writes docs/benchmarks.md.
 
+mod reading;
+
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -17,6 +19,9 @@ pub struct Bench {
     /// Runs of each whole process
     #[arg(long, default_value_t = 41, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
+    /// A Python, with PyTorch or without, that reads the same snapshots
+    #[arg(long, default_value = "python3")]
+    python: String,
     /// Where the figures go; `-` for nowhere.
     #[arg(long, default_value = "docs/benchmarks.md")]
     output: String,
@@ -94,6 +99,7 @@ pub fn run(args: &Bench) -> Result<()> {
     // this one is small as long as it has read nothing.
     cargo(BUILD)?;
     page.processes(&target.join("release/vramledger"), args.runs)?;
+    page.reading(&target.join("release/vramledger"), &args.python)?;
     for suite in SUITES {
         cargo(suite.command)?;
         page.suite(suite, &target.join("criterion"))?;
@@ -206,13 +212,18 @@ struct Usage {
 /// Runs the plan of `model` once.
 fn plan(binary: &Path, model: &str, format: &str) -> Result<Usage> {
     let mut command = Command::new(binary);
-    command.args(["plan", model]).args(SETUP.split(' ')).args(["--format", format]).stdout(Stdio::null());
+    command.args(["plan", model]).args(SETUP.split(' ')).args(["--format", format]);
+    usage(&mut command, "plan", 1)
+}
+
+/// What `command` takes, which is called `name` and answers with an exit code up to `most`.
+fn usage(command: &mut Command, name: &str, most: i32) -> Result<Usage> {
     let start = Instant::now();
-    let process = command.spawn();
-    let mut process = process.with_context(|| format!("failed to start `{}`", binary.display()))?;
-    let usage = process.wait4().context("failed to wait for a plan")?;
+    let process = command.stdout(Stdio::null()).spawn();
+    let mut process = process.with_context(|| format!("failed to start `{name}`"))?;
+    let usage = process.wait4().with_context(|| format!("failed to wait for `{name}`"))?;
     let wall = start.elapsed();
-    ensure!(usage.status.code().is_some_and(|code| code <= 1), "the plan of {model} gave no answer");
+    ensure!(usage.status.code().is_some_and(|code| code <= most), "`{name}` gave no answer");
     let processor = usage.rusage.utime + usage.rusage.stime;
     Ok(Usage { wall, processor, memory: usage.rusage.maxrss })
 }

@@ -9,13 +9,18 @@ mod phases;
 mod role;
 mod shards;
 
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 
 use ledger::{DeviceId, Event, Phase, Tape, TapeError};
 
 use self::phases::{Begin, phases};
 use self::role::Role;
+use crate::Warning;
 use crate::snapshot::{Alive, Entry, Narrator, Snapshot, Stack, Taped};
+
+/// The most phases times devices: a ledger has a row for each.
+const MAX_ROWS: usize = 1 << 20;
 
 impl Snapshot {
     /// The tape of this snapshot with the phases of its training steps and the categories of its
@@ -34,11 +39,30 @@ impl Snapshot {
         if begins.is_empty() {
             begins = most.map_or_else(Vec::new, |(_, trace)| periods::steps(self, trace));
         }
+        let devices = self.used_devices();
+        let too_many = begins.len().saturating_mul(devices) > MAX_ROWS;
+        let phases = begins.len() as u64;
+        if too_many {
+            begins.clear();
+        }
         let mut marker = Marker { trace: most.map(|(index, _)| index), begins, next: 0 };
         let mut taped = self.tape(&mut marker)?;
+        if too_many {
+            taped.warnings.push(Warning::TooManyPhases { phases, devices: devices as u64 });
+        }
         category::label(&mut taped, self, &roles);
         shards::wait(&mut taped, &roles);
         Ok(taped)
+    }
+}
+
+impl Snapshot {
+    /// How many devices have entries or segments, host memory included.
+    fn used_devices(&self) -> usize {
+        let traces = self.traces.iter().enumerate().filter(|(_, trace)| !trace.is_empty());
+        let segments = self.segments.iter().filter_map(|segment| segment.device.map(usize::from));
+        let used: BTreeSet<usize> = traces.map(|(index, _)| index).chain(segments).collect();
+        used.len() + 1
     }
 }
 

@@ -32,6 +32,8 @@ pub enum Warning {
     NoStacks,
     /// Nothing has a time: PyTorch before 2.2 does not record it.
     NoTimes,
+    /// More phases on more devices than a ledger may have rows.
+    TooManyPhases { phases: u64, devices: u64 },
     /// There are bytes after the end of the data.
     TrailingBytes { count: u64 },
     /// A mark or label of a recording that finds nothing to stand on.
@@ -82,6 +84,10 @@ impl fmt::Display for Warning {
             ),
             Self::NoStacks => f.write_str("no entry has a stack: who made what cannot be told"),
             Self::NoTimes => f.write_str("no entry has a time"),
+            Self::TooManyPhases { phases, devices } => write!(
+                f,
+                "{phases} phases on {devices} devices are more than a ledger holds: steps and phases are left out"
+            ),
             Self::TrailingBytes { count } => write!(f, "{count} bytes after the end of the data are not read"),
             Self::UnplacedLabels { count } => {
                 write!(f, "{count} labels name addresses where nothing is in use at their mark")
