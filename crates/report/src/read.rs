@@ -59,7 +59,7 @@ impl Report for ReadReport<'_> {
             )));
             blocks.extend(remedy.tried.iter().flat_map(what_if));
         }
-        if self.reading.what_if.is_none() && self.strands() {
+        if self.reading.what_if.is_none() && self.reading.remedy.is_none() && self.strands() {
             let hint =
                 "`--what-if expandable_segments:True` tells what the same requests would have reserved then.";
             blocks.push(Block::Line(hint.into()));

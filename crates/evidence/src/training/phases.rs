@@ -8,7 +8,7 @@ use std::collections::HashSet;
 
 use ledger::{Mark, Phase};
 
-use super::role::{Role, Thread, Work, call_of_backward};
+use super::role::{Role, Thread, Work, call_of_backward, caller_of_modules};
 use crate::snapshot::{Action, Entry, Snapshot, Stack, Trace};
 
 /// A phase and the entry it begins with.
@@ -203,6 +203,12 @@ impl Finder<'_> {
 
     /// The phases, with the load before the first.
     fn finish(mut self) -> Vec<Begin> {
+        let load = Begin { entry: 0, step: 0, micro_batch: None, phase: Phase::LOAD };
+        if self.begins.is_empty() {
+            // No step was reached.
+            let failed = || self.snapshot.entries(self.trace).any(|entry| entry.action == Action::Oom);
+            return if self.at == Some(Phase::LOAD) || failed() { vec![load] } else { Vec::new() };
+        }
         // An update that takes and gives nothing back is not seen: then each pass is a step.
         if self.begins.iter().all(|begin| begin.phase != Phase::UPDATE) {
             for begin in &mut self.begins {
@@ -219,7 +225,7 @@ impl Finder<'_> {
                 matches!(action, Action::Alloc | Action::SegmentAlloc | Action::SegmentMap)
             };
             if (0..start).any(loads) {
-                self.begins.insert(0, Begin { entry: 0, step: 0, micro_batch: None, phase: Phase::LOAD });
+                self.begins.insert(0, load);
             }
         }
         self.begins
@@ -229,9 +235,10 @@ impl Finder<'_> {
     /// the first too. Where there is no other, the function that calls the model fetches for it.
     fn start_of_first(&self) -> Option<usize> {
         let seen = self.first?;
-        let role = |at: usize| self.roles[self.snapshot.entry(self.trace, at).stack.0 as usize];
+        let stack = |at: usize| self.snapshot.entry(self.trace, at).stack;
+        let role = |at: usize| self.roles[stack(at).0 as usize];
         let function = |at: usize| role(at).program.map(|frame| (frame.file, frame.name));
-        let caller = function(seen);
+        let caller = caller_of_modules(self.snapshot, stack(seen)).map(|frame| (frame.file, frame.name));
         let fetches = |at: &usize| {
             let entry = self.snapshot.entry(self.trace, *at);
             let takes = matches!(entry.action, Action::Alloc | Action::SegmentAlloc | Action::SegmentMap);

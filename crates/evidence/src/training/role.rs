@@ -170,3 +170,12 @@ pub(super) fn call_of_backward(snapshot: &Snapshot, stack: Stack) -> Option<Vec<
     let last = frames.iter().rposition(calls)?;
     Some(frames[last + 1..].to_vec()).filter(|frames| !frames.is_empty())
 }
+
+/// The frame that calls the outermost module at work; none where no module is.
+pub(super) fn caller_of_modules(snapshot: &Snapshot, stack: Stack) -> Option<Frame> {
+    let calls =
+        |frame: &Frame| work(snapshot.text(frame.file), snapshot.text(frame.name)) == Some(Work::Forward);
+    let frames: Vec<Frame> = snapshot.stack(stack).copied().collect();
+    let last = frames.iter().rposition(calls)?;
+    frames.get(last + 1).copied()
+}

@@ -11,6 +11,11 @@ use crate::{Error, fit};
 
 /// Settings that can make room without changing what a program asks for.
 const TRIED: [&str; 2] = ["expandable_segments:True", "max_split_size_mb:128"];
+/// And those for a run that had the first.
+const TRIED_INSTEAD: [&str; 1] = ["expandable_segments:False"];
+
+/// The page by which the small pool's expandable segments grow.
+const SMALL_PAGE: u64 = 2 << 20;
 
 /// The first failure of `run`, whose event `shot` is of.
 pub(super) fn out_of_memory(run: &Run, shot: &Shot) -> Oom {
@@ -75,7 +80,17 @@ pub(super) fn remedy(run: &Run, oom: &Oom) -> Option<Remedy> {
     let (free, asked) = (oom.device_free_bytes?, oom.requested_bytes);
     let stranded = reserved.saturating_sub(active);
     let tell = |helps, explanation: String, tried| Some(Remedy { helps, explanation, tried });
-    if free >= oom.device_request_bytes.unwrap_or(asked) {
+    // Expandable segments grow by whole pages.
+    let page = match (run.settings.expandable_segments, run.settings.is_small(Bytes::new(asked))) {
+        (false, _) => 1,
+        (true, true) => SMALL_PAGE,
+        (true, false) => run.settings.large_segment_size.get().max(1),
+    };
+    let needed = match run.settings.expandable_segments {
+        true => asked,
+        false => oom.device_request_bytes.unwrap_or(asked),
+    };
+    if free / page * page >= needed {
         return tell(
             None,
             "the device had room for it: a limit of the process (a memory fraction), another process that took the room first, or the device's own pages stood in the way"
@@ -91,7 +106,8 @@ pub(super) fn remedy(run: &Run, oom: &Oom) -> Option<Remedy> {
             None,
         );
     }
-    let settings: Vec<String> = TRIED.iter().map(ToString::to_string).collect();
+    let tried: &[&str] = if run.settings.expandable_segments { &TRIED_INSTEAD } else { &TRIED };
+    let settings: Vec<String> = tried.iter().map(ToString::to_string).collect();
     let tried = what_if(run, Some(oom), &settings).ok()?;
     let reproduced = tried.recorded.oom.as_ref().is_some_and(|found| found.event == oom.event);
     let helping: Vec<&str> =
@@ -103,7 +119,11 @@ pub(super) fn remedy(run: &Run, oom: &Oom) -> Option<Remedy> {
                 .to_owned(),
         ),
         ([], true) => (Some(false), "none of the settings that were tried makes room for it".into()),
-        (helping, true) => (Some(true), format!("with `{}` all recorded requests find room", helping.join("` or `"))),
+        (helping, true) => {
+            let settings = helping.join("` or `");
+            let text = "this request and all before it find room; what the run would have asked for after it is not known";
+            (Some(true), format!("with `{settings}` {text}"))
+        }
     };
     tell(helps, explanation, Some(tried))
 }
