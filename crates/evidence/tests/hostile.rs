@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::io::Read as _;
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -11,6 +12,7 @@ use common::{Value, dict, int, list, pickle, text};
 use evidence::pickle::{Builder, Built, Heap, Limits, PickleError, Value as Plain, read};
 use evidence::snapshot::Plain as NoStory;
 use evidence::{Recording, Snapshot};
+use flate2::read::GzDecoder;
 use ledger::replay;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -31,8 +33,10 @@ fn take(bytes: &[u8]) {
 fn real() -> &'static [u8] {
     static FILE: OnceLock<Vec<u8>> = OnceLock::new();
     FILE.get_or_init(|| {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/truth/snaps/mlp-4x1024.pickle");
-        std::fs::read(path).unwrap()
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/truth/snaps/mlp-4x1024.pickle.gz");
+        let mut bytes = Vec::new();
+        GzDecoder::new(std::fs::File::open(path).unwrap()).read_to_end(&mut bytes).unwrap();
+        bytes
     })
 }
 

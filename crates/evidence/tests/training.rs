@@ -2,9 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails, helpers included")]
 
+use std::io::Read as _;
 use std::path::Path;
 
 use evidence::Snapshot;
+use flate2::read::GzDecoder;
 use ledger::{Category, PhaseRow, replay};
 use serde_json::Value;
 
@@ -13,12 +15,12 @@ fn cases() -> Vec<(String, Snapshot, Value)> {
     let mut cases = Vec::new();
     for file in std::fs::read_dir(folder).unwrap() {
         let path = file.unwrap().path();
-        if path.extension().is_some_and(|extension| extension == "pickle") {
-            let case: Value =
-                serde_json::from_slice(&std::fs::read(path.with_extension("json")).unwrap()).unwrap();
-            let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
-            cases.push((name, Snapshot::read(&std::fs::read(&path).unwrap()).unwrap(), case));
-        }
+        let Some(name) = path.to_str().unwrap().strip_suffix(".pickle.gz") else { continue };
+        let case: Value = serde_json::from_slice(&std::fs::read(format!("{name}.json")).unwrap()).unwrap();
+        let mut bytes = Vec::new();
+        GzDecoder::new(std::fs::File::open(&path).unwrap()).read_to_end(&mut bytes).unwrap();
+        let name = name.rsplit('/').next().unwrap().to_owned();
+        cases.push((name, Snapshot::read(&bytes).unwrap(), case));
     }
     cases.sort_by(|a, b| a.0.cmp(&b.0));
     assert_eq!(cases.len(), 13);

@@ -36,14 +36,13 @@ fn cases() -> Vec<Case> {
     let mut cases: Vec<Case> = Vec::new();
     for file in std::fs::read_dir(truth().join("snaps")).unwrap() {
         let path = file.unwrap().path();
-        if path.extension().is_none_or(|extension| extension != "pickle") {
-            continue;
-        }
-        let case: Value =
-            serde_json::from_slice(&std::fs::read(path.with_extension("json")).unwrap()).unwrap();
+        let Some(name) = path.to_str().unwrap().strip_suffix(".pickle.gz") else { continue };
+        let case: Value = serde_json::from_slice(&std::fs::read(format!("{name}.json")).unwrap()).unwrap();
+        let mut bytes = Vec::new();
+        GzDecoder::new(std::fs::File::open(&path).unwrap()).read_to_end(&mut bytes).unwrap();
         cases.push(Case {
-            name: path.file_stem().unwrap().to_str().unwrap().to_owned(),
-            snapshot: Snapshot::read(&std::fs::read(&path).unwrap()).unwrap(),
+            name: name.rsplit('/').next().unwrap().to_owned(),
+            snapshot: Snapshot::read(&bytes).unwrap(),
             device: Device {
                 name: "GPU 0".into(),
                 kind: DeviceKind::Gpu,

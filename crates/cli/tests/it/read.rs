@@ -1,8 +1,10 @@
 //! `read`: what a memory snapshot of PyTorch says. The snapshots are recorded runs, and what was known of
 //! them stands beside them.
 
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
+use flate2::read::GzDecoder;
 use serde_json::{Value, json};
 
 use crate::run::{Answer, Folder};
@@ -13,18 +15,22 @@ fn snaps() -> PathBuf {
 
 /// A folder with the snapshots of these names.
 fn recorded(names: &[&str]) -> Folder {
-    names.iter().fold(Folder::new(), |folder, name| {
-        let file = format!("{name}.pickle");
-        folder.with(&file, std::fs::read(snaps().join(&file)).unwrap())
-    })
+    names.iter().fold(Folder::new(), |folder, name| folder.with(&format!("{name}.pickle"), snapshot(name)))
+}
+
+/// The bytes of the snapshot of this name.
+fn snapshot(name: &str) -> Vec<u8> {
+    let packed = std::fs::File::open(snaps().join(format!("{name}.pickle.gz"))).unwrap();
+    let mut bytes = Vec::new();
+    GzDecoder::new(packed).read_to_end(&mut bytes).unwrap();
+    bytes
 }
 
 /// The names of all snapshots.
 fn all() -> Vec<String> {
-    let files = std::fs::read_dir(snaps()).unwrap().map(|file| file.unwrap().path());
-    let pickles = files.filter(|path| path.extension().is_some_and(|extension| extension == "pickle"));
-    let mut names: Vec<String> =
-        pickles.map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned()).collect();
+    let files = std::fs::read_dir(snaps()).unwrap().map(|file| file.unwrap().file_name());
+    let pickles = files.filter_map(|file| Some(file.to_str()?.strip_suffix(".pickle.gz")?.to_owned()));
+    let mut names: Vec<String> = pickles.collect();
     names.sort();
     assert_eq!(names.len(), 13);
     names
@@ -414,7 +420,7 @@ fn the_sheet_has_every_section() {
 
 #[test]
 fn what_is_no_snapshot_is_one_sentence() {
-    let whole = std::fs::read(snaps().join("mlp-4x1024.pickle")).unwrap();
+    let whole = snapshot("mlp-4x1024");
     let folder = Folder::new()
         .with("empty.pickle", "")
         .with("pointer.pickle", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
