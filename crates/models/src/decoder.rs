@@ -51,6 +51,8 @@ impl Architecture for DecoderConfig {
             grouped: self.kv_heads < self.heads && shares_heads(mask, self.head),
             mask,
             dropout: self.attention_dropout > 0.0,
+            tokens: seq,
+            trains: true,
         };
         let (windowed, full) = self.windowed.among(self.layers);
         let masked = windowed && self.masks.window.is_some_and(|window| seq >= window);

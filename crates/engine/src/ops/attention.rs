@@ -70,6 +70,9 @@ impl Tensor {
             grouped: key.size(1) < query.size(1),
             mask: attention.mask.is_some(),
             dropout: attention.dropout > 0.0,
+            tokens: query.size(2),
+            trains: session.grad_enabled()
+                && [&query, &key, &value].iter().any(|input| input.requires_grad()),
         };
         let choose = || Kernel::choose(&session.hardware, &session.profile, problem);
         let kernel = attention.kernel.unwrap_or_else(choose);
@@ -396,7 +399,7 @@ fn math(query: &Tensor, key: &Tensor, value: &Tensor, attention: Attention<'_>) 
     let value = value.to(compute);
     let [heads, length] = [query.size(1), query.size(2)];
     let scaled = query.mul_scalar();
-    let causal = given.is_none().then(|| {
+    let causal = (given.is_none() && length > 1).then(|| {
         let ones = Tensor::empty(session, "sdpa.ones", [length, length], Dtype::Bool);
         let causal = Tensor::empty(session, "sdpa.causal", [length, length], Dtype::Bool);
         drop(ones);

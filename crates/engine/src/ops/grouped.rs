@@ -48,9 +48,40 @@ impl Tensor {
             vec![rows, weight]
         })
     }
+
+    /// The same on cards without such a kernel, as a function of transformers that loops over the groups.
+    pub fn grouped_mm_by_loop(&self, weight: &Self, ends: &Self) -> Self {
+        let session = self.session();
+        let op = Op::new(session, &[self, weight]);
+        op.save(self);
+        op.save(weight);
+        let [count, inner, outer] = [self.shape()[0], self.shape()[1], weight.shape()[2]];
+        let (groups, ends) = (weight.shape()[0].min(count), ends.clone());
+        let out = Self::empty(session, "grouped_mm", [count, outer], self.dtype());
+        for _ in 0..groups {
+            session.product_workspace(false);
+        }
+        session.add_flops(2 * count * inner * outer);
+        op.finish(out, move |call| {
+            let _ = &ends;
+            let session = call.grad().session();
+            let rows = call.saved(0).like("grouped_mm_backward");
+            let weight = call.saved(1).like("grouped_mm_backward");
+            for _ in 0..2 * groups {
+                session.product_workspace(false);
+            }
+            session.add_flops(4 * count * inner * outer);
+            vec![Some(rows), Some(weight)]
+        })
+    }
 }
 
 impl Session {
+    /// Whether a card of this session has a kernel of PyTorch for grouped products.
+    pub const fn groups_products(&self) -> bool {
+        self.hardware.compute_capability.0 >= 8
+    }
+
     /// What one grouped product takes besides its result. For bf16, compute capability 9 and 10 have a kernel that
     /// wants a description of each group, and space a multiprocessor: on 10 more of it, and more still where two
     /// multiprocessors share a tile, for results of a group (`product`) beyond 128 x 128. Everything else runs a

@@ -18,7 +18,7 @@ pub enum Kernel {
 }
 
 impl Kernel {
-    /// The kernel PyTorch chooses for a training step: cuDNN first on compute capability 9 and 10
+    /// The kernel PyTorch chooses: cuDNN first on compute capability 9 and 10
     /// (half precision), then flash (8.0 on, half precision, no mask), then memory-efficient, then math.
     pub fn choose(hardware: &Hardware, profile: &Profile, of: Problem) -> Self {
         let order = if matches!(hardware.compute_capability.0, 9 | 10)
@@ -64,7 +64,10 @@ impl Kernel {
             Self::Cudnn if of.dropout && !profile.cudnn_attention_drops => {
                 Some("is not modelled with dropout in this release of torch".into())
             }
-            Self::Cudnn if !of.head.is_multiple_of(8) || (of.head > 128 && of.head != 256) => {
+            Self::Cudnn if of.tokens == 1 => Some("takes more than one token".into()),
+            Self::Cudnn
+                if !of.head.is_multiple_of(8) || of.head > 256 || (of.trains && untrained_by_cudnn(of)) =>
+            {
                 Some(format!("trains heads of a multiple of 8 up to 128, or of 256, not of {}", of.head))
             }
             _ => None,
@@ -74,7 +77,12 @@ impl Kernel {
 
 /// Heads whose backward in FlashAttention needs more shared memory than the smaller cards have.
 const fn flash_spills(of: Problem) -> bool {
-    of.head > 192 && (of.head <= 224 || of.dropout)
+    of.trains && of.head > 192 && (of.head <= 224 || of.dropout)
+}
+
+/// Heads beyond those that cuDNN trains, but for the last.
+const fn untrained_by_cudnn(of: Problem) -> bool {
+    of.head > 128 && of.head != 256
 }
 
 /// What decides which kernel can run.
@@ -90,4 +98,8 @@ pub struct Problem {
     pub mask: bool,
     /// Whether weights are dropped.
     pub dropout: bool,
+    /// Tokens of a sample.
+    pub tokens: u64,
+    /// Whether a backward pass will follow, which fewer heads have a kernel for.
+    pub trains: bool,
 }

@@ -198,7 +198,12 @@ impl Mixture {
 /// `_grouped_linear`: rows sorted by expert times the experts' weights (e, out, in), in the weights' dtype.
 fn grouped_linear(rows: &Tensor, weight: &Tensor, ends: &Tensor) -> Tensor {
     let transposed = weight.transpose(-2, -1);
-    rows.to(weight.dtype()).grouped_mm(&transposed, ends)
+    let rows = rows.to(weight.dtype());
+    if rows.session().groups_products() {
+        rows.grouped_mm(&transposed, ends)
+    } else {
+        rows.grouped_mm_by_loop(&transposed, ends)
+    }
 }
 
 /// Where the rows of each expert end: expert numbers as int32, their counts and the running sum.
@@ -218,11 +223,13 @@ pub(super) fn balance(session: &Rc<Session>, logits: &[Tensor], experts: &Expert
         let sums = |what| Tensor::empty(session, what, [experts.count], Dtype::Fp32);
         let mut tokens = sums("tokens_per_expert");
         let mut probabilities = sums("router_prob");
-        let mut last = None;
+        let mut routing = None;
+        let mut chosen = None;
         for gate in logits {
             let weights = gate.softmax(None);
+            routing = Some(weights.clone());
             let (values, places) = weights.top_k(experts.per_token);
-            last = Some((weights.clone(), values, places.clone()));
+            chosen = Some((values, places.clone()));
             let small = Tensor::empty(session, "expert_ids", [places.numel()], Dtype::Int32);
             let counts = Tensor::empty(session, "histogram", [experts.count], Dtype::Int32);
             release!(small);
@@ -242,7 +249,7 @@ pub(super) fn balance(session: &Rc<Session>, logits: &[Tensor], experts: &Expert
         let overall = product.sum_all();
         release!(product);
         let out = overall.mul_scalar();
-        release!(tokens, probabilities, last, share, probability, overall);
+        release!(tokens, probabilities, routing, chosen, share, probability, overall);
         out
     })
 }

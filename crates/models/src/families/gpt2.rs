@@ -183,9 +183,9 @@ impl Architecture for Gpt2Config {
         }
     }
 
-    fn attention(&self, dtype: Dtype, _seq: u64) -> Vec<Problem> {
-        let head = self.hidden / self.heads;
-        vec![Problem { dtype, head, grouped: false, mask: false, dropout: self.attn_dropout > 0.0 }]
+    fn attention(&self, dtype: Dtype, seq: u64) -> Vec<Problem> {
+        let (head, dropout) = (self.hidden / self.heads, self.attn_dropout > 0.0);
+        vec![Problem { dtype, head, grouped: false, mask: false, dropout, tokens: seq, trains: true }]
     }
 
     fn build(&self, session: &Rc<Session>, setup: &Setup, dtype: Dtype) -> Built {
