@@ -290,6 +290,11 @@ impl ReadReport<'_> {
         expandable != Some(true) && self.reading.stranding.iter().any(worth)
     }
 
+    /// What stands for a phase that is not known.
+    fn no_phase(&self) -> &'static str {
+        if self.reading.steps.is_empty() { "unknown" } else { "before the first step" }
+    }
+
     fn several(&self) -> bool {
         self.ledger.devices.len() > 1
     }
@@ -400,7 +405,7 @@ impl ReadReport<'_> {
             cells.extend([
                 peak.step.map(|step| step.to_string()).unwrap_or_default(),
                 peak.micro_batch.map(|at| at.to_string()).unwrap_or_default(),
-                peak.phase.clone().unwrap_or_else(|| "unknown".into()),
+                peak.phase.clone().unwrap_or_else(|| self.no_phase().into()),
                 thousands(peak.event),
             ]);
             cells

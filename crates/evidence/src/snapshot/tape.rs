@@ -169,12 +169,11 @@ const WRAPPERS: [&str; 9] = [
 const WRAPPING: [&str; 5] =
     ["wrapper", "wrapped_func", "wrapped", "decorate_context", "forward_with_checkpointing"];
 
-/// Whether a frame is of machine code and not of a Python program's text.
+/// Whether a frame is of machine code and not of a Python program's text: that is in a file of Python,
+/// in one that is none (`<string>`), or is a script as a whole.
 pub(crate) fn is_native(file: &str, name: &str) -> bool {
-    let suffix = file.rsplit('.').next().unwrap_or_default();
-    let compiled =
-        ["so", "c", "cc", "cpp", "cu", "cuh", "h", "hpp"].contains(&suffix) || file.contains(".so.");
-    compiled || file.is_empty() || file == "??" || name.contains("::")
+    let text = file.ends_with(".py") || file.starts_with('<') || name == "<module>";
+    !text || name.contains("::")
 }
 
 /// One device on the way to the tape.

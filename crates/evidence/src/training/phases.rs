@@ -40,6 +40,14 @@ enum Evidence {
 
 /// The phases of `trace`, in order. `roles` are those of the snapshot's stacks.
 pub(super) fn phases(snapshot: &Snapshot, trace: &Trace, roles: &[Role]) -> Vec<Begin> {
+    let begins = find(snapshot, trace, roles, false);
+    let trains = begins.iter().any(|begin| matches!(begin.phase, Phase::BACKWARD | Phase::UPDATE));
+    let runs = begins.iter().any(|begin| begin.phase == Phase::FORWARD);
+    if trains || !runs { begins } else { find(snapshot, trace, roles, true) }
+}
+
+/// The phases of `trace`; where it `only_runs` models, each call of one from the same line is a pass.
+fn find(snapshot: &Snapshot, trace: &Trace, roles: &[Role], only_runs: bool) -> Vec<Begin> {
     let mut finder = Finder {
         snapshot,
         trace,
@@ -51,6 +59,7 @@ pub(super) fn phases(snapshot: &Snapshot, trace: &Trace, roles: &[Role]) -> Vec<
         plain: None,
         first: None,
         fetching: HashSet::new(),
+        only_runs,
     };
     // Without any stack of the program the absence of one says nothing.
     if roles.iter().all(|role| role.thread != Thread::Program) {
@@ -110,13 +119,15 @@ struct Finder<'a> {
     first: Option<usize>,
     /// The stacks with which the program itself takes memory before a forward pass.
     fetching: HashSet<Stack>,
+    /// Whether nothing is trained.
+    only_runs: bool,
 }
 
 impl Finder<'_> {
     fn see(&mut self, index: usize, evidence: Evidence) {
         let running = self.at.filter(|at| *at != Phase::LOAD);
         match (evidence, running) {
-            (Evidence::Plain, Some(Phase::FORWARD)) => {}
+            (Evidence::Plain, Some(Phase::FORWARD)) if !self.only_runs => {}
             (Evidence::Plain, _) => {
                 self.plain.get_or_insert(index);
             }
@@ -128,7 +139,11 @@ impl Finder<'_> {
             (Evidence::Update, None) if self.at == Some(Phase::LOAD) => self.plain = None,
             (Evidence::Update, Some(Phase::UPDATE)) => self.plain = None,
             (Evidence::Update, _) => self.update(index),
-            (Evidence::Forward, Some(Phase::FORWARD)) => {}
+            (Evidence::Forward, Some(Phase::FORWARD)) => {
+                if self.plain.is_some() && self.first.is_some_and(|first| self.same_call(first, index)) {
+                    self.forward(index);
+                }
+            }
             (Evidence::Forward, _) => self.forward(index),
             (Evidence::Backward, Some(Phase::BACKWARD)) => self.plain = None,
             (Evidence::Backward, running) => {
@@ -145,7 +160,7 @@ impl Finder<'_> {
     fn forward(&mut self, index: usize) {
         let start = self.plain.take().unwrap_or(index);
         match self.at {
-            Some(Phase::BACKWARD) => self.micro_batch += 1,
+            Some(Phase::BACKWARD | Phase::FORWARD) => self.micro_batch += 1,
             _ => (self.step, self.micro_batch) = (self.step + 1, 1),
         }
         if self.at.is_none_or(|at| at == Phase::LOAD) {
@@ -158,6 +173,12 @@ impl Finder<'_> {
             }
         }
         self.begin(start, Phase::FORWARD, Some(self.micro_batch));
+    }
+
+    /// Whether the modules at work at two entries were called from the same line.
+    fn same_call(&self, one: usize, other: usize) -> bool {
+        let call = |at: usize| caller_of_modules(self.snapshot, self.snapshot.entry(self.trace, at).stack);
+        call(one).is_some_and(|line| call(other) == Some(line))
     }
 
     fn backward(&mut self, index: usize) {

@@ -141,7 +141,8 @@ fn tell(tape: &Tape, tracks: &FxHashMap<LabelId, Track>, steps: u32, last: u32) 
             continue;
         }
         if steps < LEAST_STEPS || !track.grows(last.max(last_end)) {
-            if track.times_in_number > 0 {
+            // What is new in the last step may be let go of in the next.
+            if track.times_in_number > 0 && track.last < last {
                 warm_up = warm_up.max(track.last);
             }
             continue;
@@ -170,12 +171,13 @@ fn tell(tape: &Tape, tracks: &FxHashMap<LabelId, Track>, steps: u32, last: u32) 
         (false, true) => Trend::Steady,
     };
     let bytes_per_step = rows.iter().map(|row| row.bytes_per_step).sum();
-    let explanation = explanation(verdict, &rows, steps, warm_up);
+    let trains = tape.marks().iter().any(|mark| mark.phase == Phase::BACKWARD);
+    let explanation = explanation(verdict, &rows, steps, warm_up, trains);
     let warm_up_steps = (steps >= LEAST_STEPS).then_some(warm_up.max(1));
     Growth { verdict, steps, warm_up_steps, bytes_per_step, explanation, rows }
 }
 
-fn explanation(verdict: Trend, rows: &[Growing], steps: u32, warm_up: u32) -> String {
+fn explanation(verdict: Trend, rows: &[Growing], steps: u32, warm_up: u32, trains: bool) -> String {
     let graph: u64 =
         rows.iter().filter(|row| row.category.0 == Category::Activation).map(|row| row.bytes_per_step).sum();
     let all: u64 = rows.iter().map(|row| row.bytes_per_step).sum();
@@ -190,6 +192,10 @@ fn explanation(verdict: Trend, rows: &[Growing], steps: u32, warm_up: u32) -> St
         }
         Trend::Steady => "nothing that is made in a step is there when later ones are over".into(),
         Trend::WarmUp => format!("what grew at first grows no more after step {warm_up}"),
+        Trend::Growing if graph * 2 > all && !trains => {
+            "every pass leaves results behind that no later one lets go: something keeps the outputs of each, such as a list"
+                .into()
+        }
         Trend::Growing if graph * 2 > all => {
             "every step leaves results of its forward pass behind, which its backward pass does not let go: something keeps the graph of each step, such as a list of losses without `.detach()` or `.item()`, or `retain_graph=True`"
                 .into()
