@@ -62,7 +62,7 @@ fn part<'a>(answer: &'a Answer, start: &str) -> Vec<&'a str> {
 
 #[test]
 fn the_page_of_a_small_run() {
-    insta::assert_snapshot!(recorded(&["mlp-4x1024"]).run("read mlp-4x1024.pickle").all(), /*mlp-4x1024*/ @r"
+    insta::assert_snapshot!(recorded(&["mlp-4x1024"]).run("read mlp-4x1024.pickle").all(), @r"
     exit 0
     --- stdout
     mlp-4x1024 peaks at 98.00 MiB allocated in step 2, backward, 128.00 MiB reserved
@@ -150,7 +150,7 @@ fn a_failure_is_told_with_who_was_there_and_whether_settings_help() {
     let answer = recorded(&["llama-oom"]).run("read llama-oom.pickle --by category");
     let text: Vec<&str> =
         answer.stdout.lines().take_while(|line| !line.starts_with("All measures")).collect();
-    insta::assert_snapshot!(text.join("\n"), /*llama-oom*/ @r"
+    insta::assert_snapshot!(text.join("\n"), @r"
     llama-oom: out of memory in step 1, forward on GPU 0: a request of 250.00 MiB found no room
     a memory snapshot of PyTorch 2.15 or later, 47.71 KiB; 336 entries over 7 ms; no optimizer step; GPU
     0 is empty at the first entry
@@ -186,7 +186,7 @@ fn a_failure_is_told_with_who_was_there_and_whether_settings_help() {
 fn kept_graphs_are_growth_with_owners_and_bytes_a_step() {
     let answer = recorded(&["gpt2-leak"]).run("read gpt2-leak.pickle");
     let growth = [part(&answer, "It grows"), part(&answer, "What grows")].concat().join("\n");
-    insta::assert_snapshot!(growth, /*gpt2-leak*/ @r"
+    insta::assert_snapshot!(growth, @r"
     It grows by 19.72 MiB a step: every step leaves results of its forward pass behind, which its
     backward pass does not let go: something keeps the graph of each step, such as a list of losses
     without `.detach()` or `.item()`, or `retain_graph=True`.
@@ -233,7 +233,7 @@ fn stranded_memory_has_those_who_keep_it_and_other_settings_are_tried() {
         part(&answer, "The same requests"),
         part(&answer, "The replay"),
     ];
-    insta::assert_snapshot!(told.concat().join("\n"), /*stranding*/ @r"
+    insta::assert_snapshot!(told.concat().join("\n"), @r"
     Reserved and in no block when most is reserved: 2756.70 MiB of 3808.00 MiB, of which 2666.00 MiB are
     whole segments that the allocator can give back, and 90.70 MiB lie beside blocks in use in 11
     segments. The largest free block has 236.00 MiB.
@@ -362,7 +362,7 @@ fn a_reading_is_a_ledger_that_other_commands_take() {
 fn two_runs_differ_by_rows_that_sum_to_the_difference() {
     let folder = recorded(&["llama-bf16", "llama-keepout"]);
     let answer = folder.run("compare llama-bf16.pickle llama-keepout.pickle");
-    insta::assert_snapshot!(part(&answer, "What llama-keepout has").join("\n"), /*compare*/ @r"
+    insta::assert_snapshot!(part(&answer, "What llama-keepout has").join("\n"), @r"
     What llama-keepout has more or less at its peak, MiB
     object                                                                   category         llama-bf16  llama-keepout  difference
     made in backward                                                         workspace                 0          32.00      +32.00
