@@ -410,13 +410,13 @@ class Run:
             arguments["context_fn"] = functools.partial(create_selective_checkpoint_contexts, kept)
         owner, name = layers_of(model)
         layers = getattr(owner, name)
-        numbers = [int(number) for number in argument.split(",") if number.isdigit()]
+        numbers = [int(number) for number in spelt_out(argument) if number.isdigit()]
         if form == "segments":
             segments, rest = [], list(layers)
             for count in numbers:
                 segments.append(segment(rest[:count], hasattr(model, "gradient_checkpointing_enable")))
                 rest = rest[count:]
-            layers = self.torch.nn.ModuleList(segments)
+            layers = self.torch.nn.ModuleList(segments + rest)
             setattr(owner, name, layers)
         offload = "checkpoints" in self.setup.get("offload", ())
         if hasattr(model, "gradient_checkpointing_enable"):
@@ -434,11 +434,10 @@ class Run:
             if form in ("every", "layers"):
                 chosen = index % numbers[0] == 0 if form == "every" else index in numbers
             else:
-                chosen = True
+                chosen = form != "segments" or hasattr(layer, "parts")
             layer.gradient_checkpointing = chosen
-            if form == "segments":
-                for part in layer.parts:
-                    part.gradient_checkpointing = False
+            for part in getattr(layer, "parts", ()):
+                part.gradient_checkpointing = False
 
     def shard(self, model, parallel):
         """FSDP2 with every decoder block and the root as units."""
@@ -539,6 +538,13 @@ class Run:
         context = os.environ.get("VRAMLEDGER_GPU_CONTEXT", 550 << 20)
         answer["context_bytes"] = int(context) if vramledger_host.emulated() else None
         return answer
+
+
+def spelt_out(list_of_numbers):
+    """The parts of a list in which NxK is K, N times."""
+    for part in list_of_numbers.split(","):
+        times, cross, number = part.partition("x")
+        yield from [number] * int(times) if cross and times.isdigit() else [part]
 
 
 def states_of(optimizer):

@@ -103,8 +103,8 @@ pub enum Command {
     Reconcile(ReconcileArgs),
     /// Bytes a parameter by recipe, the largest model that N cards hold, the cards that a size needs
     Budget(BudgetArgs),
-    /// What checkpointing every S of L layers keeps: L/S + S
-    CheckpointPlan(CheckpointPlanArgs),
+    /// Which layers of a model to recompute under a budget, or what checkpointing every S of L layers keeps
+    CheckpointPlan(Box<CheckpointPlanArgs>),
     /// What a smaller dtype and a smaller saved fraction do to one saved tensor
     Tradeoff(TradeoffArgs),
     /// The models that are known by name
@@ -255,12 +255,24 @@ pub struct BudgetArgs {
 /// Arguments of `checkpoint-plan`.
 #[derive(Args)]
 pub struct CheckpointPlanArgs {
-    /// Layers of the model
+    /// A model, as `plan` takes it: which of its layers to recompute under --budget
+    #[arg(required_unless_present = "layers", conflicts_with_all = ["layers", "segment"], requires = "budget")]
+    pub model: Option<String>,
+    /// The most allocated bytes that the run may have
+    #[arg(long, value_name = "SIZE", value_parser = value::size, allow_negative_numbers = true, requires = "model", conflicts_with = "layers")]
+    pub budget: Option<Bytes>,
+    /// Layers in units, without a model
     #[arg(long, value_name = "L", value_parser = value::positive, allow_negative_numbers = true)]
-    pub layers: u64,
+    pub layers: Option<u64>,
     /// Layers of a segment, 1 to L (default: all that divide L)
     #[arg(long, value_name = "S", value_parser = value::positive, allow_negative_numbers = true)]
     pub segment: Option<u64>,
+    /// The settings of the run in a file, as of `plan`
+    #[arg(long, value_name = "FILE.toml")]
+    pub setup: Option<PathBuf>,
+    /// What the setup is of.
+    #[command(flatten)]
+    pub settings: PlanSettings,
 }
 
 /// Arguments of `tradeoff`.
@@ -354,7 +366,7 @@ pub struct PlanSettings {
     #[arg(long, value_name = "KERNEL", value_parser = value::choice(SdpaKernel::ALL, SdpaKernel::as_str), help_heading = "Model")]
     pub sdpa_kernel: Option<SdpaKernel>,
     /// Layers that backward computes again: none, full (every one), every:K (one of K, the first included), layers:0,2,5
-    /// (these), segments:4,4 (runs of layers, each as one), selective:mm,… (every one, but for the results of these
+    /// (these), segments:2x4,3 (so many from the first on, each segment as one), selective:mm,… (every one, but for the results of these
     /// operators of torch) [default: none]
     #[arg(long, value_name = "FORM", value_parser = value::checkpoint, help_heading = "Model")]
     pub checkpoint: Option<Checkpoint>,

@@ -6,15 +6,16 @@ mod plan;
 mod read;
 mod vary;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, anyhow, bail};
 use vramledger::ledger::{Found, Signal};
 use vramledger::{SimulateQuestion, TradeoffQuestion};
 
-use crate::args::{Cli, Command};
+use crate::args::{CheckpointPlanArgs, Cli, Command, Common, PlanSettings};
+use crate::commands::plan::Refused;
 use crate::exit::Exit;
-use crate::failure;
 use crate::input::NamedFile;
 use crate::output::answer;
+use crate::{failure, setup_file};
 
 /// Answers the question of `cli`.
 pub fn run(cli: Cli) -> Result<Exit> {
@@ -63,9 +64,7 @@ pub fn run(cli: Cli) -> Result<Exit> {
                 if args.params.is_empty() { &vramledger::DEFAULT_SIZES } else { args.params.as_slice() };
             answer(&vramledger::budget(sizes, vramledger::find_gpu(&args.gpu)?, args.gpus)?, common)?;
         }
-        Command::CheckpointPlan(args) => {
-            answer(&vramledger::checkpoint_plan(args.layers, args.segment)?, common)?;
-        }
+        Command::CheckpointPlan(args) => checkpoint_plan(*args, common)?,
         Command::Tradeoff(args) => {
             let question = TradeoffQuestion {
                 batch: args.batch,
@@ -81,4 +80,27 @@ pub fn run(cli: Cli) -> Result<Exit> {
         Command::Gpus => answer(&vramledger::gpu_catalogue(), common)?,
     }
     Ok(Exit::Yes)
+}
+
+/// Answers `checkpoint-plan`: in units of a layer, or of a model under a budget.
+fn checkpoint_plan(args: CheckpointPlanArgs, common: &Common) -> Result<()> {
+    let (Some(model), Some(budget)) = (&args.model, args.budget) else {
+        let layers = args.layers.context("checkpoint-plan needs a model or --layers")?;
+        if args.setup.is_some() || args.settings != PlanSettings::default() {
+            bail!("`--layers` counts units of a layer: the settings of a run need a model");
+        }
+        return answer(&vramledger::checkpoint_plan(layers, args.segment)?, common);
+    };
+    let (settings, places) = match &args.setup {
+        Some(path) => setup_file::read(path, &args.settings)?,
+        None => (args.settings, Vec::new()),
+    };
+    let placed = |refused: Refused| setup_file::placed(refused.error, &refused.others, &places);
+    if settings.checkpoint.is_some() {
+        return Err(placed(anyhow!("`--checkpoint` is what checkpoint-plan searches").into()));
+    }
+    let model = vramledger::load_model(model)?;
+    let question = plan::question(&model, &settings).map_err(placed)?;
+    let answered = vramledger::checkpoint_budget(question, budget);
+    answer(&answered.map_err(|error| placed(error.into()))?, common)
 }

@@ -22,7 +22,7 @@ pub enum Checkpoint {
     Every(u64),
     /// These layers are, counted from 0, in ascending order.
     Layers(Vec<u64>),
-    /// All layers are, in segments of so many consecutive layers, each as one.
+    /// Segments of so many consecutive layers are, each as one; layers after the last segment are not.
     Segments(Vec<u64>),
     /// Every layer is, but for the results of these operators
     /// (`torch.utils.checkpoint.create_selective_checkpoint_contexts`).
@@ -30,7 +30,7 @@ pub enum Checkpoint {
 }
 
 /// What a checkpoint may be, for a user who wrote something else.
-const FORMS: &str = "none, full, every:K, layers:0,2,…, segments:K,K,… or selective:OPERATOR,…";
+const FORMS: &str = "none, full, every:K, layers:0,2,…, segments:K,NxK,… or selective:OPERATOR,…";
 
 impl FromStr for Checkpoint {
     type Err = String;
@@ -54,7 +54,9 @@ impl FromStr for Checkpoint {
                 layers.dedup();
                 Ok(Self::Layers(layers))
             }
-            Some(("segments", list)) => Ok(Self::Segments(numbers(list, 1)?)),
+            Some(("segments", list)) => segments(list).map(Self::Segments).ok_or_else(|| {
+                format!("`{list}` must be numbers of layers, or NxK for N segments of K layers")
+            }),
             Some(("selective", list)) => {
                 let operators: Result<Vec<_>, _> =
                     list.split(',').map(|name| operator(name.trim())).collect();
@@ -66,6 +68,23 @@ impl FromStr for Checkpoint {
             _ => Err(format!("it is {FORMS}")),
         }
     }
+}
+
+/// The most segments that are written out.
+const MOST_SEGMENTS: u64 = 1 << 20;
+
+/// Layers of each segment: `4,4,2` or `2x4,2`.
+fn segments(list: &str) -> Option<Vec<u64>> {
+    let mut counts = Vec::new();
+    for part in list.split(',') {
+        let (times, count) = part.trim().split_once('x').unwrap_or(("1", part.trim()));
+        let (times, count): (u64, u64) = (times.parse().ok()?, count.parse().ok()?);
+        if times == 0 || count == 0 || times.saturating_add(counts.len() as u64) > MOST_SEGMENTS {
+            return None;
+        }
+        counts.extend((0..times).map(|_| count));
+    }
+    Some(counts)
 }
 
 /// The operator behind a name, with or without `aten.` and `.default`.
@@ -87,7 +106,13 @@ impl fmt::Display for Checkpoint {
             Self::Full => f.write_str("full"),
             Self::Every(count) => write!(f, "every:{count}"),
             Self::Layers(layers) => list(f, "layers", layers),
-            Self::Segments(counts) => list(f, "segments", counts),
+            Self::Segments(counts) => {
+                let runs = counts.chunk_by(|a, b| a == b).map(|run| match run {
+                    [count] => count.to_string(),
+                    _ => format!("{}x{}", run.len(), run[0]),
+                });
+                write!(f, "segments:{}", runs.collect::<Vec<_>>().join(","))
+            }
             Self::Selective(operators) => write!(f, "selective:{}", operators.join(",")),
         }
     }
@@ -111,7 +136,10 @@ impl Checkpoint {
                 next += count as usize;
                 Segment { layers: first..next, recomputed: true }
             };
-            return counts.iter().map(&mut segment).collect();
+            let mut segments: Vec<Segment> = counts.iter().map(&mut segment).collect();
+            let kept = |layer| Segment { layers: layer..layer + 1, recomputed: false };
+            segments.extend((next..layers).map(kept));
+            return segments;
         }
         let alone =
             |layer: usize| Segment { layers: layer..layer + 1, recomputed: self.recomputes(layer as u64) };
@@ -136,7 +164,7 @@ impl Checkpoint {
             }),
             Self::Segments(counts) => {
                 let sum = counts.iter().fold(0_u64, |sum, count| sum.saturating_add(*count));
-                (sum != layers).then(|| {
+                (sum > layers).then(|| {
                     format!("`--checkpoint {self}`: these are {sum} layers, and the model has {layers}")
                 })
             }
@@ -195,15 +223,33 @@ mod tests {
 
     #[test]
     fn a_form_is_written_as_it_is_read() {
-        for text in ["none", "full", "every:2", "layers:0,2,5", "segments:2,3", "selective:_softmax,mm"] {
+        for text in [
+            "none",
+            "full",
+            "every:2",
+            "layers:0,2,5",
+            "segments:2,3",
+            "segments:4x1,2",
+            "selective:_softmax,mm",
+        ] {
             assert_eq!(text.parse::<Checkpoint>().unwrap().to_string(), text);
         }
         let named: Checkpoint = "selective:torch.ops.aten.mm.default, aten._softmax".parse().unwrap();
         assert_eq!(named.to_string(), "selective:_softmax,mm");
         assert_eq!("layers:2,0,2".parse::<Checkpoint>().unwrap().to_string(), "layers:0,2");
-        for bad in
-            ["", "half", "every:", "every:0", "every:1,2", "layers:-1", "segments:0,1", "selective:nix"]
-        {
+        assert_eq!("segments:1,1,2".parse::<Checkpoint>().unwrap().to_string(), "segments:2x1,2");
+        for bad in [
+            "",
+            "half",
+            "every:",
+            "every:0",
+            "every:1,2",
+            "layers:-1",
+            "segments:0,1",
+            "segments:0x1",
+            "segments:9999999999x1",
+            "selective:nix",
+        ] {
             assert!(bad.parse::<Checkpoint>().is_err(), "{bad}");
         }
     }
@@ -217,8 +263,9 @@ mod tests {
         assert_eq!(of("every:3"), [(0..1, true), (1..2, false), (2..3, false), (3..4, true)]);
         assert_eq!(of("layers:1"), [(0..1, false), (1..2, true), (2..3, false), (3..4, false)]);
         assert_eq!(of("segments:1,3"), [(0..1, true), (1..4, true)]);
+        assert_eq!(of("segments:1,2"), [(0..1, true), (1..3, true), (3..4, false)]);
         for (text, fits) in
-            [("layers:3", true), ("layers:4", false), ("segments:2,2", true), ("segments:2", false)]
+            [("layers:3", true), ("layers:4", false), ("segments:2,2", true), ("segments:2,3", false)]
         {
             assert_eq!(text.parse::<Checkpoint>().unwrap().problem(4).is_none(), fits, "{text}");
         }

@@ -113,6 +113,11 @@ impl Model {
         if self.architecture.runs_sdpa() { asked } else { Attention::Eager }
     }
 
+    /// How many layers it has.
+    pub fn layers(&self) -> u64 {
+        self.architecture.extents().layers
+    }
+
     /// The longest sequence the config allows; none for an mlp.
     pub fn max_seq(&self) -> Option<u64> {
         self.architecture.extents().positions

@@ -1,8 +1,8 @@
 //! Reports of the small questions.
 
-use wire::answers::{self, Budget, CheckpointPlan, GpuCatalogue, ModelCatalogue, Tradeoff};
+use wire::answers::{self, Budget, CheckpointBudget, CheckpointPlan, GpuCatalogue, ModelCatalogue, Tradeoff};
 
-use crate::units::{Unit, count, nominal, size, thousands};
+use crate::units::{Unit, count, flops, nominal, size, thousands};
 use crate::{Block, Column, Page, Report, Sheet};
 
 fn limits(items: &[String]) -> Block {
@@ -169,6 +169,90 @@ impl Report for CheckpointPlan {
         Sheet {
             head: vec!["segment", "kept_units", "recomputed_units", "units"],
             rows: self.segments.iter().map(row).collect(),
+        }
+    }
+}
+
+/// The strategies of `plan`, and the best one where it is another.
+fn strategies(plan: &CheckpointBudget) -> Vec<&answers::CheckpointStrategy> {
+    let other = plan.best.iter().filter(|best| !plan.strategies.contains(best));
+    plan.strategies.iter().chain(other).collect()
+}
+
+impl Report for CheckpointBudget {
+    fn page(&self) -> Page {
+        let all = strategies(self);
+        let unit = Unit::of_largest(all.iter().map(|row| row.peak_allocated_bytes));
+        let (budget, layers) = (unit.size(self.budget_bytes), self.layers);
+        let text = match &self.best {
+            Some(best) => format!(
+                "{layers} layers within {budget} allocated: --checkpoint {} recomputes least, {} of {} of the forward pass",
+                best.checkpoint,
+                flops(best.recompute_flops),
+                flops(best.forward_flops)
+            ),
+            None => format!("{layers} layers: no checkpointing holds {budget} allocated"),
+        };
+        let row = |row: &&answers::CheckpointStrategy| {
+            let best = self.best.as_ref() == Some(row);
+            vec![
+                row.name.clone(),
+                unit.number(row.peak_allocated_bytes),
+                match (&row.peak_phase, row.peak_step) {
+                    (Some(phase), Some(step)) => format!("{phase}, step {step}"),
+                    _ => String::new(),
+                },
+                flops(row.recompute_flops),
+                if best { "best".into() } else { (if row.within_budget { "fits" } else { "" }).into() },
+                row.checkpoint.clone(),
+            ]
+        };
+        Page {
+            blocks: vec![
+                Block::Verdict { good: Some(self.best.is_some()), text },
+                Block::Line(format!(
+                    "A layer keeps {} and leaves {} to the next, as requested.",
+                    unit.size(self.kept_bytes),
+                    unit.size(self.input_bytes)
+                )),
+                Block::Table {
+                    title: None,
+                    columns: vec![
+                        Column::words("recomputed"),
+                        Column::numbers(format!("allocated {}", unit.name())),
+                        Column::words("peak in"),
+                        Column::numbers("recomputed a step"),
+                        Column::words(""),
+                        Column::words("--checkpoint"),
+                    ],
+                    rows: all.iter().map(row).collect(),
+                },
+                limits(&self.interpretation_limits),
+            ],
+        }
+    }
+
+    fn sheet(&self) -> Sheet {
+        let row = |row: &&answers::CheckpointStrategy| {
+            vec![
+                row.name.clone(),
+                row.checkpoint.clone(),
+                row.peak_allocated_bytes.to_string(),
+                row.peak_phase.clone().unwrap_or_default(),
+                row.recompute_flops.to_string(),
+                row.within_budget.to_string(),
+            ]
+        };
+        Sheet {
+            head: vec![
+                "name",
+                "checkpoint",
+                "peak_allocated_bytes",
+                "peak_phase",
+                "recompute_flops",
+                "within_budget",
+            ],
+            rows: strategies(self).iter().map(row).collect(),
         }
     }
 }

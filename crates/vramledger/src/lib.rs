@@ -2,6 +2,7 @@
 
 mod budget;
 mod catalogue;
+mod checkpoint_budget;
 mod checkpoint_plan;
 mod compare;
 pub mod emulate;
@@ -16,6 +17,7 @@ mod model;
 mod plan;
 mod read;
 mod reconcile;
+mod segments;
 mod simulate;
 mod timeline;
 mod tradeoff;
@@ -23,6 +25,7 @@ mod vary;
 
 pub use budget::{DEFAULT_SIZES, budget};
 pub use catalogue::{find_gpu, gpu_catalogue, model_catalogue};
+pub use checkpoint_budget::checkpoint_budget;
 pub use checkpoint_plan::checkpoint_plan;
 pub use compare::compare;
 pub use error::Error;

@@ -181,7 +181,7 @@ fn warnings(question: &PlanQuestion<'_>, retries: u64) -> Vec<String> {
 }
 
 /// What the ledger is of: model, setup, software.
-fn subject(question: &PlanQuestion<'_>) -> Map<String, Value> {
+pub(crate) fn subject(question: &PlanQuestion<'_>) -> Map<String, Value> {
     let setup = &question.setup;
     let dtype = |dtype: Option<Dtype>| dtype.map(Dtype::as_str);
     let text = question.model.model.max_seq().is_some();

@@ -2,6 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 /// What a parameter costs before any activation, and the cards that follow from it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -86,6 +87,51 @@ pub struct CheckpointPlan {
     pub best: CheckpointSegment,
     /// What these figures leave out.
     pub interpretation_limits: Vec<String>,
+}
+
+/// Which layers of a model to recompute under a memory budget.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct CheckpointBudget {
+    /// `vramledger-checkpoint-budget/1`.
+    #[schemars(extend("const" = CheckpointBudget::FORMAT))]
+    pub format: String,
+    /// What it is of: model, setup, software.
+    pub subject: Map<String, Value>,
+    /// The most allocated bytes that the run may have.
+    pub budget_bytes: u64,
+    /// The layers of the model.
+    pub layers: u64,
+    /// What a layer keeps where it is not recomputed, requested; the largest.
+    pub kept_bytes: u64,
+    /// What it leaves to the next one, requested; the largest.
+    pub input_bytes: u64,
+    /// No checkpointing, that of every layer, and segments of the square root of all layers.
+    pub strategies: Vec<CheckpointStrategy>,
+    /// The one within the budget that recomputes least; none where none is.
+    pub best: Option<CheckpointStrategy>,
+    /// What these figures leave out.
+    pub interpretation_limits: Vec<String>,
+}
+
+/// One form of checkpointing, as it was run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct CheckpointStrategy {
+    /// What it is called.
+    pub name: String,
+    /// What `plan --checkpoint` takes.
+    pub checkpoint: String,
+    /// The largest total of allocated bytes.
+    pub peak_allocated_bytes: u64,
+    /// The step of that peak.
+    pub peak_step: Option<u32>,
+    /// Its phase.
+    pub peak_phase: Option<String>,
+    /// Floating-point operations of what is recomputed in a step.
+    pub recompute_flops: u64,
+    /// Those of the forward pass.
+    pub forward_flops: u64,
+    /// Whether the peak is within the budget.
+    pub within_budget: bool,
 }
 
 /// One length of segment.
@@ -208,6 +254,7 @@ macro_rules! formats {
 formats! {
     Budget: "vramledger-budget/1",
     CheckpointPlan: "vramledger-checkpoint-plan/1",
+    CheckpointBudget: "vramledger-checkpoint-budget/1",
     Tradeoff: "vramledger-tradeoff/1",
     ModelCatalogue: "vramledger-models/1",
     GpuCatalogue: "vramledger-gpus/1",

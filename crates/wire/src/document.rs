@@ -5,7 +5,7 @@ use schemars::{Schema, schema_for};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
-use crate::answers::{Budget, CheckpointPlan, GpuCatalogue, ModelCatalogue, Tradeoff};
+use crate::answers::{Budget, CheckpointBudget, CheckpointPlan, GpuCatalogue, ModelCatalogue, Tradeoff};
 use crate::states::{self, Field, StatesSchema};
 use crate::{
     About, Comparison, Largest, Ledger, ReadError, Reconciliation, Simulation, Variations, read_tape, tape,
@@ -108,6 +108,7 @@ pub fn schemas() -> Vec<(&'static str, Schema)> {
         (Largest::FORMAT, schema_for!(Largest)),
         (Budget::FORMAT, schema_for!(Budget)),
         (CheckpointPlan::FORMAT, schema_for!(CheckpointPlan)),
+        (CheckpointBudget::FORMAT, schema_for!(CheckpointBudget)),
         (Tradeoff::FORMAT, schema_for!(Tradeoff)),
         (ModelCatalogue::FORMAT, schema_for!(ModelCatalogue)),
         (GpuCatalogue::FORMAT, schema_for!(GpuCatalogue)),

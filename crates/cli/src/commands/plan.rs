@@ -57,8 +57,10 @@ fn largest(question: &PlanQuestion<'_>, grows: Grows, common: &Common) -> Result
 
 /// Why settings are no question, and which of them the sentence does not name.
 pub struct Refused {
-    error: Error,
-    others: Vec<&'static str>,
+    /// The sentence.
+    pub error: Error,
+    /// Settings that it does not name.
+    pub others: Vec<&'static str>,
 }
 
 impl<E: Into<Error>> From<E> for Refused {

@@ -242,6 +242,30 @@ fn checkpoint_plan() {
 }
 
 #[test]
+fn checkpoint_plan_of_a_model() {
+    insta::assert_snapshot!(run("checkpoint-plan mlp:16x1024 --budget 280MiB --batch 4096 --optimizer sgd").all(), @r"
+    exit 0
+    --- stdout
+    16 layers within 280.00 MiB allocated: --checkpoint segments:2x5 recomputes least, 85.9 GFLOP of
+    137.4 GFLOP of the forward pass
+    A layer keeps 16.00 MiB and leaves 16.00 MiB to the next, as requested.
+
+    recomputed           allocated MiB  peak in           recomputed a step        --checkpoint
+    none                        400.00  backward, step 1          0.0 MFLOP        none
+    every layer                 400.00  backward, step 1        137.4 GFLOP        full
+    square root                 244.00  backward, step 1        137.4 GFLOP  fits  segments:4x4
+    least memory                244.00  backward, step 1        120.3 GFLOP  fits  segments:2x4,2x3
+    least recomputation         272.00  backward, step 1         85.9 GFLOP  best  segments:2x5
+
+    Not in these figures
+      - recomputed are layers from the first on, in segments, and the last layers are not: elsewhere
+        they would save less
+      - the dynamic programme takes what each layer keeps, its input and what backward holds besides
+        from three runs; each row is a run of its own
+    ");
+}
+
+#[test]
 fn tradeoff() {
     insta::assert_snapshot!(run("tradeoff --batch 8 --seq 32 --hidden 512 --dtype bf16 --saved-fraction 0.25").all(), @r"
     exit 0

@@ -152,8 +152,8 @@ fn settings_that_rule_each_other_out_are_named_with_their_places() {
             "`--checkpoint layers:12`: there is no layer 12, the model has 12 from 0 on",
         ),
         (
-            "--checkpoint segments:6,5",
-            "`--checkpoint segments:6,5`: these are 11 layers, and the model has 12",
+            "--checkpoint segments:6,7",
+            "`--checkpoint segments:6,7`: these are 13 layers, and the model has 12",
         ),
         ("--checkpoint-reentrant", "`--checkpoint-reentrant` needs a `--checkpoint` other than none"),
         (

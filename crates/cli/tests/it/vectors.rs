@@ -287,6 +287,49 @@ fn accounting_5_checkpoint_units() {
     }
 }
 
+/// A model is searched as its layers are: what is found holds the budget when it is planned, and fewer layers
+/// recomputed would not.
+#[test]
+fn a_checkpoint_plan_under_a_budget_is_what_plan_says() {
+    let setup = "--batch 8 --seq 256 --steps 2";
+    let answer = run(&format!("checkpoint-plan gpt2 --budget 4GiB {setup} --format json")).json();
+    let best = &answer["best"];
+    let peak = |checkpoint: &str| {
+        let plan = run(&format!("plan gpt2 {setup} --checkpoint {checkpoint} --format json")).json();
+        plan["peaks"]["allocated"]["bytes"].as_u64().unwrap()
+    };
+    let form = best["checkpoint"].as_str().unwrap();
+    assert_eq!(best["peak_allocated_bytes"], peak(form));
+    assert!(peak(form) <= 4 << 30);
+    let layers: u64 = form.strip_prefix("segments:").unwrap().split(',').map(segments).sum();
+    assert!(peak(&format!("segments:{}x1", layers - 1)) > 4 << 30);
+    let rows = answer["strategies"].as_array().unwrap();
+    let names: Vec<&str> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["none", "every layer", "square root", "least memory"]);
+    let peak_of = |row: usize| rows[row]["peak_allocated_bytes"].as_u64().unwrap();
+    assert!(peak_of(3) <= peak_of(2) && peak_of(2) < peak_of(0));
+    assert_eq!(run("checkpoint-plan gpt2 --budget 1GiB --seq 64 --format json").json()["best"], json!(null));
+    for refused in [
+        "gpt2",
+        "gpt2 --budget 1GiB --layers 4",
+        "--budget 1GiB",
+        "--layers 4 --budget 1GiB",
+        "--layers 4 --batch 2",
+        "",
+    ] {
+        assert_eq!(run(&format!("checkpoint-plan {refused}")).exit, Some(2), "{refused}");
+    }
+    assert_eq!(
+        run("checkpoint-plan gpt2 --budget 1GiB --checkpoint full").sentence(),
+        "`--checkpoint` is what checkpoint-plan searches"
+    );
+}
+
+/// The layers of `N` or `NxK`.
+fn segments(part: &str) -> u64 {
+    part.split('x').map(|number| number.parse::<u64>().unwrap()).product()
+}
+
 /// memory-accounting, part 5: backward is (2L - 1)/L forwards, as the input needs no gradient; all
 /// together 47/16 forwards without checkpoints and 63/16 with them.
 #[test]
