@@ -26,6 +26,9 @@ import time
 import traceback
 from collections import Counter
 
+import truth_adapters
+import truth_losses
+
 # What the recorder of `vramledger emulate` uses for the same purpose.
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../crates/emulator/bootstrap"))
 
@@ -128,7 +131,9 @@ def load_libraries(cases):
     """Imports what the cases need, once for all of them; CUDA is left to the children."""
     import torch  # noqa: F401
 
-    if any(case["setup"]["lora"] for case in cases):
+    # Where bitsandbytes is, it begins with the device: then the children import it themselves.
+    adapted = any(case["setup"]["lora"] for case in cases)
+    if adapted and not any(case["setup"].get("quantize") for case in cases):
         import peft  # noqa: F401
     classes = {case["model"]["class"] for case in cases} - {"mlp"}
     if classes:
@@ -238,6 +243,7 @@ class Run:
 
         add("parameter", self.model.parameters())
         add("buffer", self.model.buffers())
+        add("buffer", (t for p in self.model.parameters() for t in truth_adapters.scales(p)))
         add("gradient", (p.grad for p in self.model.parameters() if p.grad is not None))
         states = (s for optimizer in getattr(self, "optimizers", ()) for s in states_of(optimizer))
         add("optimizer_state", (v for s in states for v in s.values() if self.torch.is_tensor(v)))
@@ -253,6 +259,7 @@ class Run:
         else:
             self.optimizers = self.make_optimizers(trainable)
         self.leave()
+        loss_of_ids = None if self.model_spec["class"] == "mlp" else truth_losses.loss_of(setup, model)
         lengths = setup.get("seqs") or [setup["seq"]]
         accumulate = setup["accumulate"]
         keep, leak = setup.get("keep_outputs"), setup.get("leak") == "loss_with_graph"
@@ -275,7 +282,7 @@ class Run:
                             out = model(input_ids=ids, labels=ids)
                             loss = out.loss
                         else:
-                            loss = model(input_ids=ids, labels=ids).loss
+                            loss = loss_of_ids(ids)
                 if not keep:
                     out = None
                 self.leave()
@@ -355,27 +362,14 @@ class Run:
                 )
         if "num_experts_per_tok" in spec["config"]:
             share_tokens_evenly()
+        if setup.get("quantize"):
+            truth_adapters.quantize(model, setup, self.dtype)
+        for name, parameter in model.named_parameters():
+            if any(f".{frozen}." in f".{name}." for frozen in setup.get("freeze", ())):
+                parameter.requires_grad = False
         self.checkpoint(model)
         if setup["lora"]:
-            import peft
-
-            lora = setup["lora"]
-            with torch.device("meta"):
-                model = peft.get_peft_model(
-                    model,
-                    peft.LoraConfig(
-                        r=lora["r"],
-                        lora_alpha=lora["alpha"],
-                        lora_dropout=lora["dropout"],
-                        target_modules=lora["target_modules"],
-                        task_type="CAUSAL_LM",
-                    ),
-                )
-            if lora.get("dtype"):
-                dtype = self.named(lora["dtype"])
-                for parameter in model.parameters():
-                    if parameter.requires_grad:
-                        parameter.data = parameter.data.to(dtype)
+            model = truth_adapters.adapted(model, setup["lora"], self.named)
         model.train()
         self.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
         parallel = setup["parallel"] or {"kind": None}
@@ -651,7 +645,9 @@ def materialize(module, made):
         materialize(child, made)
     for name, parameter in module._parameters.items():
         if parameter is not None and parameter.is_meta:
-            if parameter not in made:
+            if hasattr(parameter, "bnb_quantized"):
+                made[parameter] = truth_adapters.packed(module, parameter)
+            elif parameter not in made:
                 empty = torch.empty_like(parameter, device="cuda")
                 made[parameter] = torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)
             module._parameters[name] = made[parameter]

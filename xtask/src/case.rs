@@ -65,6 +65,12 @@ pub struct CaseSetup {
     parallel: Option<Value>,
     lora: Option<CaseLora>,
     leak: Option<Value>,
+    loss: Option<String>,
+    quantize: Option<String>,
+    #[serde(default)]
+    prepare_kbit: bool,
+    #[serde(default)]
+    freeze: Vec<String>,
     #[serde(default)]
     offload: Vec<String>,
     #[serde(default)]
@@ -219,10 +225,8 @@ impl Case {
                 text.parse().map_err(|()| anyhow::anyhow!(word($name, text)))?
             }};
         }
-        let loss = match self.model.config["loss"].as_str() {
-            Some(text) if text.contains("sum") => models::MlpLoss::Sum,
-            _ => models::MlpLoss::MeanSquare,
-        };
+        let of_mlp = self.model.config["loss"].as_str().map(|text| text.replace('_', "-"));
+        let loss = s.loss.as_ref().or(of_mlp.as_ref()).map(|text| text.parse()).transpose();
         Ok(Setup {
             batch: s.batch,
             seqs: s.seqs.clone().unwrap_or_else(|| s.seq.into_iter().collect()),
@@ -249,7 +253,13 @@ impl Case {
             clip_grad_norm: s.clip_grad_norm,
             offload: s.offload.iter().map(|what| Ok(choice!("offload", what))).collect::<Result<_>>()?,
             keep_outputs: s.keep_outputs,
-            mlp_loss: loss,
+            loss: loss.map_err(anyhow::Error::msg)?,
+            freeze: s.freeze.clone(),
+            quantize: match &s.quantize {
+                Some(text) => Some(choice!("quantize", text)),
+                None => None,
+            },
+            prepare_kbit: s.prepare_kbit,
             lora: s.lora.as_ref().map(CaseLora::lora).transpose()?,
             steps: s.steps,
             torch: self.truth.torch()?,

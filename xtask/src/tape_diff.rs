@@ -237,8 +237,19 @@ mod tests {
     }
 
     #[test]
+    fn planned_tapes_of_every_loss_are_the_recorded_ones() {
+        run_folder(&truth("losses")).unwrap();
+    }
+
+    #[test]
     fn planned_tapes_with_adapters_are_the_recorded_ones() {
         run_folder(&truth("adapters")).unwrap();
+    }
+
+    #[test]
+    fn planned_tapes_of_frozen_and_quantized_weights_are_the_recorded_ones() {
+        run_folder(&truth("frozen")).unwrap();
+        run_folder(&truth("quantized")).unwrap();
     }
 
     #[test]

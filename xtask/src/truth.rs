@@ -295,7 +295,18 @@ mod tests {
     #[test]
     fn planned_ledgers_are_the_recorded_ones() {
         let truth = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/truth");
-        let folders = ["", "adapters/", "events/", "families/", "random/", "strategies/", "tight/"];
+        let folders = [
+            "",
+            "adapters/",
+            "events/",
+            "families/",
+            "frozen/",
+            "losses/",
+            "quantized/",
+            "random/",
+            "strategies/",
+            "tight/",
+        ];
         let cases = folders.map(|folder| truth.join(format!("{folder}cases.jsonl")));
         run(&Truth { cases: cases.into(), emulated: None, output: "-".into() }).unwrap();
     }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use vramledger::ledger::{Bytes, Dtype};
 use vramledger::models::{
-    Attention, Checkpoint, MlpLoss, Offload, Optimizer, OptimizerImpl, SdpaKernel, Torch, ZeroGrad,
+    Attention, Checkpoint, Loss, Offload, Optimizer, OptimizerImpl, Quantize, SdpaKernel, Torch, ZeroGrad,
 };
 
 use vramledger::{By, Grows};
@@ -380,9 +380,11 @@ pub struct PlanSettings {
     /// The output object stays bound until the next forward
     #[arg(long, help_heading = "Model")]
     pub keep_outputs: bool,
-    /// The loss of an mlp [default: mean-square]
-    #[arg(long, value_name = "KIND", value_parser = value::choice(MlpLoss::ALL, MlpLoss::as_str), help_heading = "Model")]
-    pub loss: Option<MlpLoss>,
+    /// The loss: default (as transformers computes it), fp32-logits (the head gives fp32), chunked:N (over N parts of
+    /// the sequence, as torchtune does), fused-linear (with the head, as Liger-Kernel does); of an mlp mean-square or
+    /// sum [default: default; mean-square]
+    #[arg(long, value_name = "FORM", value_parser = str::parse::<Loss>, help_heading = "Model")]
+    pub loss: Option<Loss>,
 
     /// The optimizer [default: adamw]
     #[arg(long, value_name = "NAME", value_parser = value::choice(Optimizer::ALL, Optimizer::as_str), help_heading = "Optimizer")]
@@ -430,6 +432,16 @@ pub struct PlanSettings {
     /// Dtype of the adapters [default: fp32]
     #[arg(long, value_name = "DTYPE", value_parser = value::float_dtype(), help_heading = "Adapters")]
     pub lora_dtype: Option<Dtype>,
+    /// The frozen weights of the linear layers but the head in 4 bits, as bitsandbytes holds them; --dtype is what
+    /// they compute in [default: --dtype]
+    #[arg(long, value_name = "FORM", value_parser = value::choice(Quantize::ALL, Quantize::as_str), help_heading = "Adapters")]
+    pub quantize: Option<Quantize>,
+    /// What is not in 4 bits is cast to fp32, as prepare_model_for_kbit_training does
+    #[arg(long, help_heading = "Adapters")]
+    pub prepare_kbit: bool,
+    /// Parameters that are not trained: modules by whole parts of their path, as in embed_tokens,layers.0
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', help_heading = "Adapters")]
+    pub freeze: Vec<String>,
 
     /// The release of torch that is modelled [default: 2.15]
     #[arg(long, value_name = "VERSION", value_parser = value::choice(Torch::ALL, Torch::as_str), help_heading = "Software")]
@@ -484,6 +496,9 @@ impl PlanSettings {
             },
             lora_dropout: self.lora_dropout.or(file.lora_dropout),
             lora_dtype: self.lora_dtype.or(file.lora_dtype),
+            quantize: self.quantize.or(file.quantize),
+            prepare_kbit: self.prepare_kbit || file.prepare_kbit,
+            freeze: if self.freeze.is_empty() { file.freeze } else { self.freeze.clone() },
             torch: self.torch.or(file.torch),
         }
     }

@@ -37,7 +37,7 @@ type OwningBackward = Box<dyn Fn(&Call<'_>, Vec<Tensor>) -> Grads>;
 enum Function {
     /// An operator's backward.
     Operator(Backward),
-    /// That of a function written in Python, whose names hold the saved values.
+    /// That of a function written in Python, whose names hold the saved values and the incoming gradients.
     Custom(OwningBackward),
     /// Adds the gradient to the leaf's.
     Accumulate(Tensor),
@@ -320,11 +320,14 @@ fn run_node(node: &Rc<Node>, grads: InputBuffer) -> Grads {
     session.in_scope(scope, || {
         let next = node.next.borrow();
         let mut unpacked: SmallVec<[Tensor; 2]> = node.saved.borrow().iter().map(Saved::unpack).collect();
+        let mut grads = grads;
         let mut outputs = match function {
             Function::Operator(function) => function(&Call { grads: &grads, saved: &unpacked, next: &next }),
             Function::Custom(function) => {
                 let owned = unpacked.drain(..).collect();
-                function(&Call { grads: &grads, saved: &[], next: &next }, owned)
+                let outputs = function(&Call { grads: &grads, saved: &[], next: &next }, owned);
+                grads.drain(..).for_each(drop);
+                outputs
             }
             Function::Accumulate(_) => Vec::new(),
         };

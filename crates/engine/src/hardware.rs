@@ -43,6 +43,8 @@ pub struct Profile {
     pub listed_norms: bool,
     /// Whether batches of outer products have a kernel of their own, without cuBLAS.
     pub outer_product_kernel: bool,
+    /// Whether a product of halves can be added to an fp32 matrix (`out_dtype`).
+    pub widening_products: bool,
 }
 
 /// How long a workspace of cuBLAS lives.
@@ -72,6 +74,7 @@ impl Profile {
         sorts_used_bits: true,
         listed_norms: true,
         outer_product_kernel: true,
+        widening_products: true,
     };
     /// torch 2.11.
     pub const TORCH_2_11: Self = Self {
@@ -89,10 +92,12 @@ impl Profile {
         sorts_used_bits: false,
         listed_norms: false,
         outer_product_kernel: false,
+        widening_products: true,
     };
     /// torch 2.6.
     pub const TORCH_2_6: Self = Self {
         cublaslt_workspace: Lifetime::Product,
+        widening_products: false,
         cudnn_attention_first: false,
         flash_attention_seeds: false,
         two_pass_layer_norm: false,

@@ -454,6 +454,15 @@ impl Session {
         }
     }
 
+    /// Memory that is made once and kept to the end.
+    pub(crate) fn keep(self: &Rc<Self>, what: &'static str, bytes: u64) {
+        let key = (what, false);
+        if !self.kept_workspaces.borrow().contains_key(&key) {
+            let kept = self.scratch(bytes, what);
+            self.kept_workspaces.borrow_mut().insert(key, kept);
+        }
+    }
+
     pub(crate) fn record_free(&self, object: ObjectId) {
         self.tape.borrow_mut().push(Event::Free(object));
     }

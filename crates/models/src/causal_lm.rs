@@ -6,6 +6,8 @@ use std::rc::Rc;
 use engine::{Attention, Kernel, Session, Tensor, cat, release};
 use ledger::{Category, Dtype};
 
+use crate::linear::Head;
+use crate::loss::{Loss, causal_lm_loss, chunked_loss, fused_linear_loss};
 use crate::network::{Output, Pass};
 use crate::setup::Setup;
 
@@ -111,11 +113,17 @@ pub(crate) struct Script {
     batch: u64,
     keep_outputs: bool,
     autocast: Option<Dtype>,
+    loss: Option<Loss>,
 }
 
 impl Script {
     pub(crate) fn new(setup: &Setup) -> Self {
-        Self { batch: setup.batch, keep_outputs: setup.keep_outputs, autocast: setup.autocast }
+        Self {
+            batch: setup.batch,
+            keep_outputs: setup.keep_outputs,
+            autocast: setup.autocast,
+            loss: setup.loss,
+        }
     }
 
     /// Token ids (b, s), int64; the labels are the same tensor.
@@ -124,18 +132,31 @@ impl Script {
     }
 
     /// The forward pass of the whole: `model` gives the last hidden state and the cache where there is one,
-    /// `head` the logits; then the loss, to which `balance` adds that of a router. The output object dies unless the script keeps it.
+    /// `head` the logits; then the loss, to which `balance` adds that of a router. The output object dies unless
+    /// the script keeps it. A loss that takes the place of the model's own sees no router.
     pub(crate) fn forward(
         &self,
         input_ids: &Tensor,
         pass: &mut Pass,
         model: impl FnOnce() -> (Tensor, Option<Cache>),
-        head: impl FnOnce(&Tensor) -> Tensor,
+        head: &Head,
         balance: impl FnOnce(Tensor) -> (Tensor, Option<Tensor>, Vec<Tensor>),
     ) {
         input_ids.session().autocast(self.autocast, || {
             let (hidden, cache) = model();
-            let logits = head(&hidden);
+            match self.loss {
+                Some(Loss::Chunked(chunks)) => {
+                    release!(cache);
+                    return pass.rebind_loss(chunked_loss(head, hidden, input_ids, chunks));
+                }
+                Some(Loss::FusedLinear) => {
+                    let loss = fused_linear_loss(head, hidden, input_ids);
+                    release!(cache);
+                    return pass.rebind_loss(loss);
+                }
+                _ => {}
+            }
+            let logits = head.forward(&hidden);
             let loss = causal_lm_loss(&logits, input_ids);
             let (loss, router_loss, router_logits) = balance(loss);
             release!(hidden);
@@ -148,21 +169,4 @@ impl Script {
             pass.rebind_loss(loss);
         });
     }
-}
-
-/// `ForCausalLMLoss` of (b, s, v) logits against (b, s) labels: fp32 logits, labels padded and
-/// shifted by one, cross entropy.
-fn causal_lm_loss(logits: &Tensor, labels: &Tensor) -> Tensor {
-    let session = logits.session();
-    session.scoped("loss", || {
-        let mut logits = logits.to(Dtype::Fp32);
-        let [batch, length] = [labels.size(0), labels.size(1)];
-        let padded = integers(session, "padded_labels", &[batch, length + 1]);
-        let mut shifted = padded.narrow(1, 1, length).contiguous();
-        logits = logits.view(logits.rows());
-        shifted = shifted.view([batch * length]);
-        let loss = logits.cross_entropy(&shifted);
-        release!(logits, padded, shifted);
-        loss
-    })
 }

@@ -14,10 +14,11 @@ use ledger::Dtype;
 use crate::architecture::{Architecture, Extents, WORK_OF_DECODER_LAYER};
 use crate::causal_lm::{Cache, Script, position_ids, shares_heads};
 use crate::checkpoint::Checkpointing;
+use crate::linear::Head;
 use crate::lora::Lora;
 use crate::mask::Masking;
 use crate::network::{Built, Network, Pass};
-use crate::nn::{Builder, Embedding, Linear};
+use crate::nn::{Builder, Embedding};
 use crate::norm::RmsNorm;
 use crate::rotary::{Angles, RotaryEmbedding};
 use crate::setup::Setup;
@@ -103,7 +104,8 @@ impl Architecture for DecoderConfig {
             let norm = build.rms_norm("norm", self.hidden, self.norm);
             (embed_tokens, layers, norm, self.rotary.build(build))
         });
-        let lm_head = build.head(self.hidden, self.vocab, self.tied.then_some(&embed_tokens));
+        let lm_head =
+            build.head(self.hidden, self.vocab, self.tied.then_some(&embed_tokens), self.logit_softcap);
         let network = Decoder {
             config: self.clone(),
             script: Script::new(setup),
@@ -129,7 +131,7 @@ struct Decoder {
     layers: Vec<Rc<Layer>>,
     norm: RmsNorm,
     rotary_emb: RotaryEmbedding,
-    lm_head: Linear,
+    lm_head: Head,
     router_logits: RouterLogits,
 }
 
@@ -137,21 +139,6 @@ impl Decoder {
     /// The experts whose router is balanced by a part of the loss.
     fn balanced(&self) -> Option<&Experts> {
         self.config.experts.as_ref().filter(|experts| experts.balanced)
-    }
-
-    /// The logits of a last hidden state.
-    fn head(&self, hidden: &Tensor) -> Tensor {
-        let logits = self.lm_head.forward(hidden);
-        if !self.config.logit_softcap {
-            return logits;
-        }
-        hidden.session().scoped("logits", || {
-            let mut logits = logits;
-            logits = logits.div_scalar();
-            logits = logits.tanh();
-            logits = logits.mul_scalar();
-            logits
-        })
     }
 
     /// The model's forward: the last hidden state, and the cache where there is one.
@@ -258,6 +245,6 @@ impl Network for Decoder {
             release!(part);
             (sum, Some(router_loss), logits.into_iter().rev().collect())
         };
-        self.script.forward(input_ids, pass, || self.model(input_ids), |hidden| self.head(hidden), balance);
+        self.script.forward(input_ids, pass, || self.model(input_ids), &self.lm_head, balance);
     }
 }

@@ -3,7 +3,9 @@
 use engine::{Tensor, release};
 use ledger::Dtype;
 
+use crate::contradiction::Contradiction;
 use crate::nn::Builder;
+use crate::setup::Setup;
 
 /// The word for every linear layer but the head.
 pub const ALL_LINEAR: &str = "all-linear";
@@ -45,6 +47,29 @@ impl Lora {
     }
 }
 
+/// Why `setup` cannot freeze and adapt what it says, where it cannot; `mlp` tells whether that is the model.
+pub(crate) fn contradiction(setup: &Setup, mlp: bool) -> Option<Contradiction> {
+    let no = |settings: &[&'static str], sentence: &str| {
+        Some(Contradiction { settings: settings.to_vec(), sentence: sentence.to_owned() })
+    };
+    if setup.quantize.is_some() && mlp {
+        return no(&["quantize"], "`--quantize` is of models of transformers, not of an mlp");
+    }
+    if setup.quantize.is_some() && setup.lora.is_none() {
+        return no(&["quantize"], "`--quantize` needs `--lora-rank`: weights of 4 bits are not trained");
+    }
+    if setup.prepare_kbit && setup.quantize.is_none() {
+        return no(&["prepare-kbit"], "`--prepare-kbit` is of weights of 4 bits: it needs `--quantize`");
+    }
+    if setup.lora.is_some() && !setup.freeze.is_empty() {
+        return no(
+            &["freeze", "lora-rank"],
+            "`--freeze`: with `--lora-rank` everything but the adapters is frozen",
+        );
+    }
+    None
+}
+
 /// The adapter of one linear layer: `lora.Linear` of peft without its base layer.
 pub(crate) struct Adapter {
     a: Tensor,
@@ -63,28 +88,57 @@ impl Adapter {
         Self { a, b, dropout: lora.dropout }
     }
 
-    /// The result of the base layer on `input`, with this adapter's part added.
-    pub(crate) fn forward(&self, input: &Tensor, mut result: Tensor) -> Tensor {
+    /// What the adapter adds to its layer's result on an input of its own dtype.
+    fn delta(&self, input: &Tensor) -> Tensor {
         let session = input.session();
-        let dtype = result.dtype();
-        let input = input.to(self.a.dtype());
         let dropped = session.scoped("lora_dropout", || input.dropout(self.dropout));
         let narrow = session.scoped("lora_A", || dropped.linear(&self.a, None));
         release!(dropped);
         let wide = session.scoped("lora_B", || narrow.linear(&self.b, None));
         release!(narrow);
-        // Where a recomputation ends here, the names of the call die in their order.
-        if session.has_stopped() {
-            release!(input, result);
-            return wide;
-        }
         let scaled = wide.mul_scalar();
         release!(wide);
-        let sum = result.add(&scaled);
-        release!(scaled);
+        scaled
+    }
+
+    /// The result of the base layer on `input`, with this adapter's part added.
+    pub(crate) fn forward(&self, input: &Tensor, mut result: Tensor) -> Tensor {
+        let dtype = result.dtype();
+        let input = input.to(self.a.dtype());
+        let delta = self.delta(&input);
+        // Where a recomputation has ended within, the names of the call die in their order.
+        if input.session().has_stopped() {
+            release!(input, result);
+            return delta;
+        }
+        let sum = result.add(&delta);
+        release!(delta);
         result = sum;
         result = result.to(dtype);
         release!(input);
+        result
+    }
+
+    /// The same beside a layer of 4 bits, whose result is copied first and which leaves casts to autocast.
+    pub(crate) fn forward_beside_4bit(&self, input: &Tensor, mut result: Tensor) -> Tensor {
+        let copy = result.copy();
+        result = copy;
+        let mut input = input.clone();
+        let dtype = input.session().autocast_dtype().is_none().then(|| result.dtype());
+        if dtype.is_some() {
+            input = input.to(self.a.dtype());
+        }
+        let mut delta = self.delta(&input);
+        if input.session().has_stopped() {
+            release!(input, result);
+            return delta;
+        }
+        if let Some(dtype) = dtype {
+            delta = delta.to(dtype);
+        }
+        let sum = result.add(&delta);
+        result = sum;
+        release!(input, delta);
         result
     }
 }

@@ -7,9 +7,11 @@ use ledger::{Category, Dtype};
 
 use crate::architecture::{Architecture, Extents};
 use crate::checkpoint::Checkpointing;
+use crate::linear::Linear;
+use crate::loss::Loss;
 use crate::network::{Built, Network, Pass};
-use crate::nn::{Activation, Builder, Linear};
-use crate::setup::{MlpLoss, Setup};
+use crate::nn::{Activation, Builder};
+use crate::setup::Setup;
 
 /// An MLP: `layers` of `width`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +24,7 @@ struct Mlp {
     config: MlpConfig,
     batch: u64,
     dtype: Dtype,
-    loss: MlpLoss,
+    loss: Option<Loss>,
     checkpointing: Checkpointing,
     keep_outputs: bool,
     autocast: Option<Dtype>,
@@ -59,7 +61,7 @@ impl Architecture for MlpConfig {
             config: *self,
             batch: setup.batch,
             dtype,
-            loss: setup.mlp_loss,
+            loss: setup.loss,
             checkpointing: Checkpointing::new(setup),
             keep_outputs: setup.keep_outputs,
             autocast: setup.autocast,
@@ -103,11 +105,11 @@ impl Mlp {
         pass.rebind_output((None, hidden.clone(), None, Vec::new()));
         let out = hidden;
         let loss = session.scoped("loss", || match self.loss {
-            MlpLoss::MeanSquare => {
+            Some(Loss::Sum) => out.sum_all(),
+            _ => {
                 let squares = out.pow_scalar();
                 squares.mean_all()
             }
-            MlpLoss::Sum => out.sum_all(),
         });
         pass.rebind_loss(loss);
         drop(out);

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use engine::{Session, Tensor};
 
 use crate::causal_lm::Cache;
+use crate::run::Parameters;
 
 /// What a forward pass gives besides the loss, in the order in which it dies: the router's loss, the logits, the
 /// cache, the logits of the router.
@@ -48,13 +49,15 @@ pub(crate) trait Network {
     fn forward(&self, input: &Tensor, pass: &mut Pass);
 }
 
-/// A model built on the device, with its parameters in the order of `model.parameters()`.
+/// A model built on the device.
 pub(crate) struct Built {
     pub(crate) network: Box<dyn Network>,
-    pub(crate) parameters: Vec<Tensor>,
+    /// The parameters that are trained, in the order of `model.parameters()`.
+    pub(crate) trainable: Vec<Tensor>,
+    pub(crate) parameters: Parameters,
     pub(crate) buffers: Vec<Tensor>,
     /// The parameters with a row for each token or position: embeddings and the head.
     pub(crate) vocabulary: Vec<Tensor>,
-    /// Targets of the adapters that name no linear layer of it.
-    pub(crate) unmet_targets: Vec<String>,
+    /// Names of the setup that name nothing of it, after their setting.
+    pub(crate) unmet: Vec<(&'static str, String)>,
 }

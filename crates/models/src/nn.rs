@@ -7,38 +7,54 @@ use ledger::{Category, Dtype};
 
 use crate::checkpoint::Checkpoint;
 use crate::lora::{Adapter, Lora};
+use crate::loss::Loss;
 use crate::network::{Built, Network};
 use crate::norm::{Norm, RmsNorm};
-use crate::setup::Setup;
+use crate::run::Parameters;
+use crate::setup::{Quantize, Setup};
 
 /// Makes parameters and buffers in the order in which a module's `_apply` visits them.
 pub(crate) struct Builder {
     pub(crate) session: Rc<Session>,
     /// The dtype of the weights.
     pub(crate) dtype: Dtype,
+    /// The form of the linear layers but the head, and the dtype in which they compute.
+    pub(crate) quantize: Option<Quantize>,
+    pub(crate) compute: Dtype,
+    /// Whether the head gives fp32 logits.
+    pub(crate) fp32_logits: bool,
     lora: Option<Lora>,
-    /// The targets of the adapters that name no layer made so far.
-    unmet: Vec<String>,
-    /// Whether the embeddings of the input want a gradient without one of their own, so that checkpointed
-    /// layers of a frozen model have one to compute (`enable_input_require_grads`).
+    freeze: Vec<String>,
+    /// Names of the setup that name nothing made so far, after their setting.
+    unmet: Vec<(&'static str, String)>,
+    /// Whether the embeddings of the input want a gradient even where their weight is frozen, as transformers
+    /// has it with checkpointing (`enable_input_require_grads`).
     input_requires_grad: bool,
     path: Vec<String>,
-    parameters: Vec<Tensor>,
+    trainable: Vec<Tensor>,
+    parameters: Parameters,
     buffers: Vec<Tensor>,
     vocabulary: Vec<Tensor>,
 }
 
 impl Builder {
     pub(crate) fn new(session: &Rc<Session>, setup: &Setup, dtype: Dtype) -> Self {
-        let lora = setup.lora.clone();
+        let (lora, freeze) = (setup.lora.clone(), setup.freeze.clone());
+        let targets = lora.iter().flat_map(|lora| &lora.targets).map(|name| ("lora-targets", name.clone()));
+        let frozen = freeze.iter().map(|name| ("freeze", name.clone()));
         Self {
             session: Rc::clone(session),
-            dtype,
-            unmet: lora.iter().flat_map(|lora| lora.targets.clone()).collect(),
-            input_requires_grad: lora.is_some() && setup.checkpoint != Checkpoint::None,
+            dtype: if setup.prepare_kbit { Dtype::Fp32 } else { dtype },
+            quantize: setup.quantize,
+            compute: dtype,
+            fp32_logits: setup.loss == Some(Loss::Fp32Logits),
+            unmet: targets.chain(frozen).collect(),
+            input_requires_grad: setup.checkpoint != Checkpoint::None,
             lora,
+            freeze,
             path: Vec::new(),
-            parameters: Vec::new(),
+            trainable: Vec::new(),
+            parameters: Parameters::default(),
             buffers: Vec::new(),
             vocabulary: Vec::new(),
         }
@@ -53,16 +69,20 @@ impl Builder {
         result
     }
 
-    /// A parameter of the model itself: frozen where adapters are trained instead.
+    /// A parameter of the model itself: frozen where adapters are trained instead, or where the setup says so.
     pub(crate) fn parameter(&mut self, name: &'static str, shape: &[u64]) -> Tensor {
-        if self.lora.is_none() {
-            return self.trainable(name, shape, self.dtype);
+        let path = format!(".{}.{name}.", self.path.join("."));
+        let of_path = |frozen: &String| path.contains(&format!(".{frozen}."));
+        let frozen = self.freeze.iter().any(of_path);
+        self.unmet.retain(|(setting, unmet)| *setting != "freeze" || !of_path(unmet));
+        if frozen || self.lora.is_some() {
+            return self.frozen(name, shape, self.dtype);
         }
-        self.frozen(name, shape, self.dtype)
+        self.trainable(name, shape, self.dtype)
     }
 
     /// A weight with a row for each token or position.
-    fn vocabulary(&mut self, shape: &[u64]) -> Tensor {
+    pub(crate) fn vocabulary(&mut self, shape: &[u64]) -> Tensor {
         let weight = self.parameter("weight", shape);
         self.vocabulary.push(weight.clone());
         weight
@@ -72,21 +92,29 @@ impl Builder {
     pub(crate) fn trainable(&mut self, name: &'static str, shape: &[u64], dtype: Dtype) -> Tensor {
         let tensor = self.frozen(name, shape, dtype);
         tensor.set_requires_grad();
+        self.parameters.trainable += tensor.numel();
+        self.trainable.push(tensor.clone());
         tensor
     }
 
     fn frozen(&mut self, name: &'static str, shape: &[u64], dtype: Dtype) -> Tensor {
         let shape = engine::Dims::new(shape);
         let tensor = Tensor::of_category(&self.session, name, Category::Parameter, shape, dtype);
-        self.parameters.push(tensor.clone());
+        self.count(tensor.numel(), tensor.nbytes());
         tensor
     }
 
+    /// Counts a parameter of so many elements in so many bytes.
+    pub(crate) const fn count(&mut self, elements: u64, bytes: u64) {
+        self.parameters.total += elements;
+        self.parameters.bytes += bytes;
+    }
+
     /// The adapter of the linear layer that is being made, where it has one.
-    fn adapter(&mut self, inputs: u64, outputs: u64, head: bool) -> Option<Adapter> {
+    pub(crate) fn adapter(&mut self, inputs: u64, outputs: u64, head: bool) -> Option<Adapter> {
         let lora = self.lora.clone()?;
         let target = lora.target_of(&self.path.join("."), head)?;
-        self.unmet.retain(|unmet| unmet != target);
+        self.unmet.retain(|(setting, unmet)| *setting != "lora-targets" || unmet != target);
         Some(Adapter::new(self, &lora, inputs, outputs))
     }
 
@@ -96,38 +124,6 @@ impl Builder {
         let buffer = Tensor::of_category(&self.session, name, Category::Buffer, shape, dtype);
         self.buffers.push(buffer.clone());
         buffer
-    }
-
-    pub(crate) fn linear(&mut self, name: &'static str, inputs: u64, outputs: u64, bias: bool) -> Linear {
-        self.module(name, |build| Linear {
-            name,
-            weight: build.parameter("weight", &[outputs, inputs]),
-            bias: bias.then(|| build.parameter("bias", &[outputs])),
-            adapter: build.adapter(inputs, outputs, false),
-        })
-    }
-
-    /// The linear layer `lm_head` from the hidden states to the vocabulary; `tied` is the embedding whose
-    /// weight it shares.
-    pub(crate) fn head(&mut self, inputs: u64, outputs: u64, tied: Option<&Embedding>) -> Linear {
-        self.module("lm_head", |build| Linear {
-            name: "lm_head",
-            weight: match tied {
-                Some(embedding) => embedding.weight.clone(),
-                None => build.vocabulary(&[outputs, inputs]),
-            },
-            bias: None,
-            adapter: build.adapter(inputs, outputs, true),
-        })
-    }
-
-    pub(crate) fn conv1d(&mut self, name: &'static str, inputs: u64, outputs: u64) -> Conv1d {
-        self.module(name, |build| Conv1d {
-            name,
-            weight: build.parameter("weight", &[inputs, outputs]),
-            bias: build.parameter("bias", &[outputs]),
-            adapter: build.adapter(inputs, outputs, false),
-        })
     }
 
     pub(crate) fn embedding(&mut self, name: &'static str, rows: u64, width: u64) -> Embedding {
@@ -168,56 +164,12 @@ impl Builder {
     pub(crate) fn finish(self, network: impl Network + 'static) -> Built {
         Built {
             network: Box::new(network),
+            trainable: self.trainable,
             parameters: self.parameters,
             buffers: self.buffers,
             vocabulary: self.vocabulary,
-            unmet_targets: self.unmet,
+            unmet: self.unmet,
         }
-    }
-}
-
-/// `torch.nn.Linear`: weight (out, in).
-pub(crate) struct Linear {
-    name: &'static str,
-    weight: Tensor,
-    bias: Option<Tensor>,
-    adapter: Option<Adapter>,
-}
-
-impl Linear {
-    pub(crate) fn forward(&self, input: &Tensor) -> Tensor {
-        input.session().scoped(self.name, || {
-            let out = input.linear(&self.weight, self.bias.as_ref());
-            adapted(self.adapter.as_ref(), input, out)
-        })
-    }
-}
-
-/// The result of a layer, with its adapter's part where it has one.
-fn adapted(adapter: Option<&Adapter>, input: &Tensor, out: Tensor) -> Tensor {
-    match adapter {
-        Some(adapter) => adapter.forward(input, out),
-        None => out,
-    }
-}
-
-/// `transformers.pytorch_utils.Conv1D`: weight (in, out).
-pub(crate) struct Conv1d {
-    name: &'static str,
-    weight: Tensor,
-    bias: Tensor,
-    adapter: Option<Adapter>,
-}
-
-impl Conv1d {
-    pub(crate) fn forward(&self, input: &Tensor) -> Tensor {
-        input.session().scoped(self.name, || {
-            let flat = input.view(input.rows());
-            let mut out = Tensor::addmm(&self.bias, &flat, &self.weight);
-            release!(flat);
-            out = out.view(input.shape_with_last(self.weight.size(1)));
-            adapted(self.adapter.as_ref(), input, out)
-        })
     }
 }
 
@@ -231,6 +183,10 @@ pub(crate) struct Embedding {
 }
 
 impl Embedding {
+    pub(crate) const fn weight(&self) -> &Tensor {
+        &self.weight
+    }
+
     pub(crate) fn forward(&self, indices: &Tensor) -> Tensor {
         let out = indices.session().scoped(self.name, || {
             let rows = self.weight.embedding(indices);

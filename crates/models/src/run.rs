@@ -10,6 +10,8 @@ use crate::config;
 use crate::contradiction::Contradiction;
 use crate::families::FAMILIES;
 use crate::gpus::Gpu;
+use crate::lora;
+use crate::loss::{self, Loss};
 use crate::mlp::MlpConfig;
 use crate::setup::{Attention, Offload, Setup, Torch};
 use crate::train;
@@ -202,7 +204,9 @@ impl Model {
 
     /// The first settings that rule each other out, or that this model cannot have, where there are any.
     pub fn contradiction(&self, setup: &Setup) -> Option<Contradiction> {
-        setup.contradiction().or_else(|| {
+        let mlp = self.family == MLP;
+        let own = || lora::contradiction(setup, mlp).or_else(|| loss::contradiction(setup, mlp));
+        setup.contradiction().or_else(own).or_else(|| {
             let sentence = setup.checkpoint.problem(self.architecture.extents().layers)?;
             Some(Contradiction { settings: vec!["checkpoint"], sentence })
         }).or_else(|| {
@@ -216,7 +220,8 @@ impl Model {
 
     /// What sdpa is asked to run in a pass over `seq` tokens; nothing where attention is written out.
     fn attention(&self, setup: &Setup, seq: u64) -> Vec<Problem> {
-        let dtype = setup.autocast.or(setup.dtype).or(self.dtype).unwrap_or(Dtype::Fp32);
+        let upcast = setup.prepare_kbit.then_some(Dtype::Fp32);
+        let dtype = setup.autocast.or(upcast).or(setup.dtype).or(self.dtype).unwrap_or(Dtype::Fp32);
         match setup.attention {
             Attention::Eager => Vec::new(),
             Attention::Sdpa => self.architecture.attention(dtype, seq),
@@ -247,6 +252,16 @@ impl Model {
                     .to_owned(),
             );
         }
+        if setup.lora.is_some() {
+            sentences.push("adapters as peft 0.21 puts them beside the frozen weights".to_owned());
+        }
+        if setup.quantize.is_some() {
+            sentences.push(
+                "4-bit weights as bitsandbytes 0.50 holds them, which compute in the dtype of the model; below 1537 tokens its own kernel is taken to run on compute capability 9 alone"
+                    .to_owned(),
+            );
+        }
+        sentences.extend(setup.loss.and_then(Loss::assumption).map(str::to_owned));
         let kept = match setup.torch {
             Torch::V2_15 => "allocated around each product and freed",
             _ => "kept from the first product on",

@@ -6,6 +6,7 @@ use ledger::Dtype;
 use crate::causal_lm::AttentionSetup;
 use crate::checkpoint::Checkpoint;
 use crate::lora::Lora;
+use crate::loss::Loss;
 
 macro_rules! choices {
     ($($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $text:literal),+ $(,)? })+) => {$(
@@ -105,12 +106,12 @@ choices! {
         Optimizer = "optimizer",
     }
 
-    /// The loss of an mlp.
-    MlpLoss {
-        /// The mean of the squares of the output.
-        MeanSquare = "mean-square",
-        /// The sum of the output.
-        Sum = "sum",
+    /// 4-bit weights of the linear layers but the head, as bitsandbytes holds them.
+    Quantize {
+        /// NormalFloat with a scale in fp32 for 64 elements.
+        Nf4 = "nf4",
+        /// The same, its scales in 8 bits (double quantization).
+        Nf4Double = "nf4-double",
     }
 
     /// The release of torch whose behaviour is modelled.
@@ -172,8 +173,14 @@ pub struct Setup {
     pub offload: Vec<Offload>,
     /// The output object stays bound until the next forward.
     pub keep_outputs: bool,
-    /// The loss of an mlp.
-    pub mlp_loss: MlpLoss,
+    /// The loss; none: the mean of squares of an mlp, that of transformers for a language model.
+    pub loss: Option<Loss>,
+    /// Modules or parameters that are frozen, by whole parts of their paths.
+    pub freeze: Vec<String>,
+    /// The form of frozen weights; none: their dtype.
+    pub quantize: Option<Quantize>,
+    /// What stays in 16 bits beside quantized weights is cast to fp32 (`prepare_model_for_kbit_training`).
+    pub prepare_kbit: bool,
     /// Low-rank adapters; none: every parameter is trained.
     pub lora: Option<Lora>,
     /// Steps to run.
@@ -207,7 +214,10 @@ impl Default for Setup {
             clip_grad_norm: None,
             offload: Vec::new(),
             keep_outputs: false,
-            mlp_loss: MlpLoss::MeanSquare,
+            loss: None,
+            freeze: Vec::new(),
+            quantize: None,
+            prepare_kbit: false,
             lora: None,
             steps: 3,
             torch: Torch::V2_15,

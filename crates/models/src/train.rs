@@ -9,7 +9,7 @@ use ledger::{Device, DeviceKind, Phase};
 use crate::gpus::Gpu;
 use crate::network::{Built, Pass};
 use crate::optim::{Form, Offloaded, Optimizer, clip_grad_norm};
-use crate::run::{Flops, Parameters, PlanError, Run};
+use crate::run::{Flops, PlanError, Run};
 use crate::setup::{Offload, Optimizer as OptimizerKind, Setup, Torch, ZeroGrad};
 
 /// A session on `gpu` under the release of torch that `setup` names.
@@ -61,19 +61,14 @@ pub(crate) fn train(
 ) -> Result<Run, PlanError> {
     session.mark(0, None, Phase::LOAD);
     let model = session.with_grad(false, build);
-    if let Some(target) = model.unmet_targets.first() {
-        return Err(PlanError(format!(
-            "`--lora-targets` names `{target}`, which is no linear layer of the model"
-        )));
+    if let Some((setting, name)) = model.unmet.first() {
+        let what = if *setting == "freeze" { "parameter" } else { "linear layer" };
+        return Err(PlanError(format!("`--{setting}` names `{name}`, which is no {what} of the model")));
     }
-    let trainable: Vec<Tensor> =
-        model.parameters.iter().filter(|parameter| parameter.requires_grad()).cloned().collect();
-    let parameters = Parameters {
-        total: model.parameters.iter().map(Tensor::numel).sum(),
-        trainable: trainable.iter().map(Tensor::numel).sum(),
-        bytes: model.parameters.iter().map(Tensor::nbytes).sum(),
-    };
-    let mut update = Update::new(setup, &trainable, &model.vocabulary);
+    if model.trainable.is_empty() {
+        return Err(PlanError("`--freeze` leaves nothing to train".into()));
+    }
+    let mut update = Update::new(setup, &model.trainable, &model.vocabulary);
     let mut pass = Pass::default();
     let mut input = None;
     for step in 1..=setup.steps {
@@ -101,14 +96,14 @@ pub(crate) fn train(
         }
         session.mark(step, None, Phase::UPDATE);
         if setup.clip_grad_norm.is_some() {
-            session.with_grad(false, || clip_grad_norm(&model.parameters));
+            session.with_grad(false, || clip_grad_norm(&model.trainable));
         }
         session.with_grad(false, || update.run(setup.zero_grad));
     }
     let (counted, copied) = (session.flops(), session.traffic());
     let steps = u64::from(setup.steps.max(1));
     let tape = session.take_tape();
-    for parameter in &model.parameters {
+    for parameter in &model.trainable {
         parameter.on_accumulated(None);
     }
     drop((input, model.buffers));
@@ -120,7 +115,7 @@ pub(crate) fn train(
         update: counted.update / steps,
     };
     let traffic = Traffic { to_host: copied.to_host / steps, from_host: copied.from_host / steps };
-    Ok(Run { tape, parameters, flops, traffic, assumptions })
+    Ok(Run { tape, parameters: model.parameters, flops, traffic, assumptions })
 }
 
 /// When the optimizers step.

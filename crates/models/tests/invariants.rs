@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use ledger::{Bytes, Category, Dtype, Event, Phase, Tape};
 use models::{
-    Attention, GPUS, MlpLoss, Model, Offload, Optimizer, OptimizerImpl, Run, SdpaKernel, Setup, ZeroGrad,
+    Attention, GPUS, Loss, Model, Offload, Optimizer, OptimizerImpl, Run, SdpaKernel, Setup, ZeroGrad,
 };
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -203,8 +203,8 @@ proptest! {
     #[test]
     fn the_same_holds_for_mlps(layers in 1..5_u64, width in 1..70_u64, sum in any::<bool>(), setup in setups()) {
         let model = Model::from_mlp_name(&format!("mlp:{layers}x{width}")).unwrap().unwrap();
-        let mlp_loss = if sum { MlpLoss::Sum } else { MlpLoss::MeanSquare };
-        let setup = Setup { seqs: Vec::new(), mlp_loss, ..setup };
+        let loss = Some(if sum { Loss::Sum } else { Loss::MeanSquare });
+        let setup = Setup { seqs: Vec::new(), loss, ..setup };
         if model.contradiction(&setup).is_none() {
             check(&model.train(&setup, &GPUS[0]).unwrap(), &setup);
         }

@@ -2,13 +2,13 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use ledger::{Category, Dtype, Event, Phase};
-use models::{Checkpoint, Flops, GPUS, MlpLoss, Model, Run, Setup};
+use models::{Checkpoint, Flops, GPUS, Loss, Model, Run, Setup};
 
 fn mlp(layers: u64, width: u64, batch: u64, checkpoint: Checkpoint) -> Run {
     let setup = Setup {
         batch,
         dtype: Some(Dtype::Fp32),
-        mlp_loss: MlpLoss::Sum,
+        loss: Some(Loss::Sum),
         checkpoint,
         steps: 1,
         ..Setup::default()

@@ -1,7 +1,7 @@
 //! A model, a setup and a card in; the ledger of the training step out.
 
 use ledger::{Bytes, DeviceKind, Dtype, Tape};
-use models::{Attention, Gpu, MlpLoss, Optimizer, Run, Setup, Traffic};
+use models::{Attention, Gpu, Loss, Optimizer, Run, Setup, Traffic};
 use serde_json::{Map, Value, json};
 use wire::{About, Batch, Flops, Ledger, Outside, Parameters};
 
@@ -169,9 +169,6 @@ fn warnings(question: &PlanQuestion<'_>, retries: u64) -> Vec<String> {
     if setup.attention == Attention::Eager && setup.sdpa_kernel != models::SdpaKernel::Default {
         warnings.push("`--sdpa-kernel` does nothing with `--attention eager`".into());
     }
-    if question.model.model.max_seq().is_some() && setup.mlp_loss != MlpLoss::MeanSquare {
-        warnings.push("`--loss` is for mlp only: a language model has its own".into());
-    }
     if let Some(longest) = question.model.model.max_seq()
         && let Some(seq) = setup.seqs.iter().find(|seq| **seq > longest)
     {
@@ -213,7 +210,10 @@ pub(crate) fn subject(question: &PlanQuestion<'_>) -> Map<String, Value> {
             "clip_grad_norm": setup.clip_grad_norm,
             "offload": setup.offload.iter().map(|what| what.as_str()).collect::<Vec<_>>(),
             "keep_outputs": setup.keep_outputs,
-            "loss": (!text).then_some(setup.mlp_loss.as_str()),
+            "loss": setup.loss.unwrap_or(if text { Loss::Default } else { Loss::MeanSquare }).to_string(),
+            "freeze": setup.freeze,
+            "quantize": setup.quantize.map(models::Quantize::as_str),
+            "prepare_kbit": setup.prepare_kbit,
             "lora": setup.lora.as_ref().map(|lora| json!({
                 "rank": lora.rank,
                 "targets": lora.targets,

@@ -119,8 +119,11 @@ fn setup(settings: &PlanSettings) -> Result<Setup> {
         clip_grad_norm: settings.clip_grad_norm.or(usual.clip_grad_norm),
         offload: settings.offload.clone(),
         keep_outputs: settings.keep_outputs,
-        mlp_loss: settings.loss.unwrap_or(usual.mlp_loss),
+        loss: settings.loss.or(usual.loss),
         steps: settings.steps.unwrap_or(usual.steps),
+        freeze: settings.freeze.clone(),
+        quantize: settings.quantize,
+        prepare_kbit: settings.prepare_kbit,
         lora: lora(settings)?,
         torch: settings.torch.unwrap_or(usual.torch),
     })

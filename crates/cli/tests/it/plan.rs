@@ -210,6 +210,91 @@ fn adapters_without_a_rank_or_a_layer_are_refused() {
 }
 
 #[test]
+fn weights_that_cannot_be_frozen_so_are_refused() {
+    for (question, sentence) in [
+        ("gpt2 --quantize nf4", "`--quantize` needs `--lora-rank`: weights of 4 bits are not trained"),
+        ("gpt2 --prepare-kbit", "`--prepare-kbit` is of weights of 4 bits: it needs `--quantize`"),
+        ("mlp:4x64 --quantize nf4 --lora-rank 2", "`--quantize` is of models of transformers, not of an mlp"),
+        (
+            "gpt2 --lora-rank 2 --freeze wte",
+            "`--freeze`: with `--lora-rank` everything but the adapters is frozen",
+        ),
+        (
+            "gpt2 --seq 8 --freeze q_proj",
+            "`gpt2`: `--freeze` names `q_proj`, which is no parameter of the model",
+        ),
+        ("gpt2 --seq 8 --freeze transformer", "`gpt2`: `--freeze` leaves nothing to train"),
+    ] {
+        assert_eq!(run(&format!("plan {question}")).sentence(), sentence);
+    }
+}
+
+#[test]
+fn frozen_weights_have_no_gradient_and_no_state() {
+    let of = |flags: &str| {
+        let ledger = run(&format!("plan gpt2 --seq 32 {flags} --format json")).json();
+        let row = ledger["phases"].as_array().unwrap().last().unwrap()["end_by_category"].clone();
+        (ledger["parameters"].clone(), row)
+    };
+    let (all, states) = of("");
+    let (some, frozen_states) = of("--freeze wte,wpe,h.0");
+    assert_eq!(all["total"], some["total"]);
+    let frozen = 768 * (50257 + 1024) + 7_087_872;
+    assert_eq!(some["trainable"].as_u64().unwrap(), all["trainable"].as_u64().unwrap() - frozen);
+    let state = |row: &serde_json::Value| row["optimizer_state"].as_u64().unwrap();
+    assert_eq!(state(&states) - state(&frozen_states), 8 * frozen);
+}
+
+#[test]
+fn four_bit_weights_are_counted_by_their_elements() {
+    let of = |form: &str| {
+        let flags = "--seq 64 --dtype bf16 --lora-rank 8 --format json";
+        run(&format!("plan llama-3-8b {flags} {form}")).json()
+    };
+    let (plain, packed) = (of(""), of("--quantize nf4-double"));
+    assert_eq!(plain["parameters"]["total"], packed["parameters"]["total"]);
+    // Of 16 bits an element, the layers' products keep 4.
+    let layers = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336_u64);
+    let bytes = |ledger: &serde_json::Value| ledger["parameters"]["bytes"].as_u64().unwrap();
+    assert_eq!(bytes(&plain) - bytes(&packed), layers * 3 / 2);
+}
+
+#[test]
+fn losses_that_a_run_cannot_have_are_refused() {
+    for (question, sentence) in [
+        ("mlp:4x64 --loss fused-linear", "`--loss` fused-linear: an mlp has mean-square or sum"),
+        (
+            "gpt2 --loss sum",
+            "`--loss` sum: a language model has default, fp32-logits, chunked:N or fused-linear",
+        ),
+        (
+            "gpt2 --loss chunked:8 --keep-outputs",
+            "`--keep-outputs`: with `--loss` chunked:8 there is no output with all logits",
+        ),
+        (
+            "gpt2 --loss fused-linear --lora-rank 4 --lora-targets lm_head",
+            "`--loss` fused-linear takes the weight of the head alone, without an adapter on `lm_head`",
+        ),
+    ] {
+        assert_eq!(run(&format!("plan {question}")).sentence(), sentence);
+    }
+    assert!(run("plan gpt2 --loss chunked:0").sentence().contains("chunked:N"));
+}
+
+#[test]
+fn a_fused_loss_never_holds_all_logits() {
+    let largest = |loss: &str| {
+        let ledger = run(&format!("plan gpt2 --seq 512 --batch 4 --loss {loss} --format json")).json();
+        let rows = ledger["peaks"]["requested"]["contributors"].as_array().unwrap().clone();
+        let logits = rows.iter().filter(|row| row["name"].as_str().unwrap().contains("softmax"));
+        logits.map(|row| row["bytes"].as_u64().unwrap()).sum::<u64>()
+    };
+    let all_logits = 4 * 512 * 50257 * 4;
+    assert!(largest("default") >= all_logits);
+    assert_eq!(largest("fused-linear"), 0);
+}
+
+#[test]
 fn adapters_are_what_is_trained() {
     let ledger = run("plan llama-3-8b --seq 64 --dtype bf16 --lora-rank 8 --format json").json();
     // 32 layers of 8 x (4096 + 4096) for queries and 8 x (4096 + 1024) for values, in fp32 beside bf16.
@@ -324,10 +409,9 @@ fn absurd_setups_get_one_sentence() {
 
 #[test]
 fn settings_that_do_nothing_are_told() {
-    let answer = run("plan gpt2 --seq 64 --momentum 0.9 --loss sum --format csv");
+    let answer = run("plan gpt2 --seq 64 --momentum 0.9 --format csv");
     insta::assert_snapshot!(answer.stderr, @r"
     warning: `--momentum` does nothing with adamw
-    warning: `--loss` is for mlp only: a language model has its own
     ");
     assert_eq!(run("plan gpt2 --seq 64 --momentum 0.9 --quiet --format csv").stderr, "");
 }

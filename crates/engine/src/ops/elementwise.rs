@@ -207,6 +207,17 @@ impl Tensor {
         })
     }
 
+    /// `self / divisor` for a divisor without a gradient, which is kept.
+    pub fn div(&self, divisor: &Self) -> Self {
+        let op = Op::new(self.session(), &[self]);
+        op.save(divisor);
+        let out = pointwise("div", &[self, divisor], promote(self, divisor));
+        op.finish(out, |call| {
+            let (grad, divisor) = (call.grad(), call.saved(0));
+            vec![Some(pointwise("div_backward", &[grad, divisor], promote(grad, divisor)))]
+        })
+    }
+
     /// This tensor in `dtype`; the same handle where it has it already.
     pub fn to(&self, dtype: Dtype) -> Self {
         if self.dtype() == dtype {

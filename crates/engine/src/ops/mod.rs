@@ -4,6 +4,8 @@ pub(crate) mod attention;
 mod elementwise;
 pub(crate) use elementwise::is_floating;
 mod embedding;
+pub(crate) mod four_bit;
+mod fused_loss;
 mod grouped;
 mod index;
 pub(crate) mod join;

@@ -19,7 +19,7 @@ fn operand(matrix: &Tensor) -> Tensor {
 }
 
 /// `a @ b` of two matrices or two batches of them, without history.
-fn multiply(what: &'static str, a: &Tensor, b: &Tensor) -> Tensor {
+pub(crate) fn multiply(what: &'static str, a: &Tensor, b: &Tensor) -> Tensor {
     let session = a.session();
     let rank = a.shape().len();
     let mut shape = a.shape();
@@ -34,6 +34,15 @@ fn multiply(what: &'static str, a: &Tensor, b: &Tensor) -> Tensor {
     session.add_flops(2 * out.numel() * a.shape()[rank - 1]);
     crate::release!(right, left);
     out
+}
+
+/// A product written into a tensor that is there.
+pub(crate) fn multiply_into(a: &Tensor, b: &Tensor) {
+    let session = a.session();
+    let (left, right) = (operand(a), operand(b));
+    session.product_workspace(false);
+    session.add_flops(2 * a.numel() * b.shape()[1]);
+    crate::release!(right, left);
 }
 
 fn is_column_major(shape: &Dims, strides: &Dims) -> bool {
@@ -135,15 +144,25 @@ impl Tensor {
         out
     }
 
-    /// This tensor times a matrix: leading dimensions are folded into one.
-    fn matmul_weight(&self, matrix: &Self) -> Self {
+    /// This tensor times a matrix: leading dimensions are folded into one, but for a matrix without a
+    /// gradient only where that takes no copy.
+    pub(crate) fn matmul_weight(&self, matrix: &Self) -> Self {
         if self.shape().len() == 2 {
             return self.mm(matrix);
+        }
+        if !matrix.requires_grad() && !self.leading_merge() {
+            return self.matmul(matrix);
         }
         let flat = self.reshape(self.rows());
         let out = flat.mm(matrix);
         crate::release!(flat);
-        out.view(self.shape_with_last(matrix.shape()[1]))
+        out.unsafe_view(self.shape_with_last(matrix.shape()[1]))
+    }
+
+    /// Whether all dimensions but the last lie in memory as one.
+    fn leading_merge(&self) -> bool {
+        let (shape, strides) = (self.shape(), self.strides());
+        (0..shape.len().saturating_sub(2)).all(|dim| strides[dim] == strides[dim + 1] * shape[dim + 1])
     }
 
     /// `self += other`: no memory; the gradient passes to both.
@@ -184,8 +203,8 @@ impl Tensor {
         })
     }
 
-    /// The product of two tensors of equal leading dimensions, as `torch.matmul` runs it: both are
-    /// brought to three dimensions, by a copy where batch and head strides do not merge.
+    /// The product of two tensors of equal leading dimensions, or with one matrix, as `torch.matmul` runs it:
+    /// both are brought to three dimensions, by a copy where batch and head strides do not merge.
     pub fn matmul(&self, other: &Self) -> Self {
         let session = self.session();
         let other = session.autocast_low(other);
@@ -193,15 +212,18 @@ impl Tensor {
         let rank = this.shape().len();
         let batch: u64 = this.shape()[..rank - 2].iter().product();
         let three = |tensor: &Self| {
-            let shape = tensor.shape();
-            tensor.expand(shape).reshape([batch, shape[rank - 2], shape[rank - 1]])
+            let mut shape = this.shape();
+            let [rows, columns] = [tensor.size(-2), tensor.size(-1)];
+            shape[rank - 2] = rows;
+            shape[rank - 1] = columns;
+            tensor.expand(shape).reshape([batch, rows, columns])
         };
         let left = three(&this);
         let right = three(&other);
         let out = left.bmm(&right);
         let mut shape = this.shape();
-        shape[rank - 1] = other.shape()[rank - 1];
+        shape[rank - 1] = other.size(-1);
         crate::release!(right, left);
-        out.view(shape)
+        out.unsafe_view(shape)
     }
 }

@@ -7,8 +7,10 @@ use crate::graph::Op;
 use crate::hardware::Hardware;
 use crate::tensor::Tensor;
 
-/// Bytes of a partial result: sums of half-precision values are accumulated in fp32.
-const ACCUMULATOR: u64 = 4;
+/// Bytes of a partial result: sums of half-precision values are accumulated in fp32, those of integers in 64 bits.
+const fn accumulator(dtype: Dtype) -> u64 {
+    if matches!(dtype, Dtype::Int64) { 8 } else { 4 }
+}
 
 /// The global workspace of a reduction: partial results and semaphores, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,7 +111,7 @@ impl Iteration {
 
     /// The workspace of one launch of `gpu_reduce_kernel` (aten/src/ATen/native/cuda/Reduce.cuh): none
     /// unless few outputs with many inputs each are split over blocks.
-    fn workspace(&self, hardware: &Hardware) -> Option<Workspace> {
+    fn workspace(&self, hardware: &Hardware, accumulator: u64) -> Option<Workspace> {
         const VECTOR: u64 = 4;
         const WARP: u64 = 32;
         let axes = &self.axes;
@@ -174,7 +176,7 @@ impl Iteration {
             return None;
         }
         let lanes = if along_fastest { 1 } else { width * output_vector };
-        Some(Workspace { partials: ACCUMULATOR * outputs * blocks * lanes, semaphores: 4 * grid })
+        Some(Workspace { partials: accumulator * outputs * blocks * lanes, semaphores: 4 * grid })
     }
 
     /// Elements that the output spans.
@@ -196,10 +198,11 @@ impl Tensor {
         let iteration = Iteration::new(self, reduced);
         let span = iteration.output_span();
         let launches = iteration.launches(elements);
-        let accumulator = (launches.len() > 1 && elements.output < ACCUMULATOR)
-            .then(|| session.scratch(span * ACCUMULATOR, "reduction_accumulator"));
+        let partial = accumulator(output);
+        let accumulator = (launches.len() > 1 && elements.output < partial)
+            .then(|| session.scratch(span * partial, "reduction_accumulator"));
         for launch in launches {
-            if let Some(needed) = launch.workspace(&session.hardware) {
+            if let Some(needed) = launch.workspace(&session.hardware, partial) {
                 let partials = session.scratch(needed.partials, "reduction_workspace");
                 let semaphores = session.scratch(needed.semaphores, "reduction_semaphores");
                 crate::release!(semaphores, partials);
@@ -311,6 +314,15 @@ impl Tensor {
         if autocast && self.is_half() { Dtype::Fp32 } else { self.dtype() }
     }
 
+    /// How many elements of a mask are set, int64; the mask is made wide first.
+    pub fn count(&self) -> Self {
+        let out = Self::empty(self.session(), "count", [], Dtype::Int64);
+        let wide = self.empty_like("count.to", Dtype::Int64);
+        wide.reduction_workspaces(&vec![true; self.shape().len()], Dtype::Int64);
+        crate::release!(wide);
+        out
+    }
+
     /// The sum of all elements; under autocast the result is fp32.
     pub fn sum_all(&self) -> Self {
         let op = Op::new(self.session(), &[self]);
@@ -338,7 +350,9 @@ mod tests {
         };
         let session = crate::Session::new(device, H100, crate::Profile::TORCH_2_15);
         let tensor = Tensor::empty(&session, "x", Dims::new(shape), Dtype::Fp32);
-        Iteration::new(&tensor, reduced).workspace(&H100).map(|needed| (needed.partials, needed.semaphores))
+        Iteration::new(&tensor, reduced)
+            .workspace(&H100, 4)
+            .map(|needed| (needed.partials, needed.semaphores))
     }
 
     #[test]

@@ -32,6 +32,14 @@ impl Tensor {
         self.view_whole(shape.into())
     }
 
+    /// `_unsafe_view` of a contiguous result: other extents, and no view of anything.
+    pub(crate) fn unsafe_view(&self, shape: Dims) -> Self {
+        let op = Op::new(self.session(), &[self]);
+        let out = self.view_as(shape, shape.contiguous_strides(), self.offset()).detach();
+        let from = self.shape();
+        op.finish(out, move |call| vec![Some(call.grad().reshape(from))])
+    }
+
     fn view_whole(&self, shape: Dims) -> Self {
         let op = Op::new(self.session(), &[self]);
         self.try_view(shape, op).expect("extents that the strides allow")
@@ -41,6 +49,13 @@ impl Tensor {
     pub(crate) fn copy_contiguous(&self) -> Self {
         let op = Op::new(self.session(), &[self]);
         let out = Self::empty(self.session(), "clone", self.shape(), self.dtype());
+        op.finish(out, |call| vec![Some(call.grad().clone())])
+    }
+
+    /// `clone()`: a copy in the same layout; the gradient passes through.
+    pub fn copy(&self) -> Self {
+        let op = Op::new(self.session(), &[self]);
+        let out = self.empty_like("clone", self.dtype());
         op.finish(out, |call| vec![Some(call.grad().clone())])
     }
 
@@ -133,17 +148,18 @@ impl Tensor {
         })
     }
 
-    /// Views of equal `length` along `dim`; backward waits for all parts and joins them.
+    /// Views of `length` along `dim`, the last one of what is left; backward waits for all parts and joins them.
     pub fn split(&self, dim: isize, length: u64) -> Vec<Self> {
         let op = Op::new(self.session(), &[self]);
         let dim = self.dim(dim);
         let from = self.shape();
-        let mut shape = from;
-        shape[dim] = length;
         let dtype = self.dtype();
-        let parts: Vec<Self> = (0..from[dim] / length)
+        let parts: Vec<Self> = (0..from[dim].div_ceil(length))
             .map(|part| {
-                self.view_as(shape, self.strides(), self.offset() + part * length * self.strides()[dim])
+                let start = part * length;
+                let mut shape = from;
+                shape[dim] = length.min(from[dim] - start);
+                self.view_as(shape, self.strides(), self.offset() + start * self.strides()[dim])
             })
             .collect();
         op.finish_all(&parts, move |call| {
@@ -151,5 +167,17 @@ impl Tensor {
             vec![Some(Self::empty(any.session(), "split_backward", from, dtype))]
         });
         parts
+    }
+
+    /// At most `count` views of equal length along `dim`, but for the last one.
+    pub fn chunk(&self, dim: isize, count: u64) -> Vec<Self> {
+        self.split(dim, self.size(dim).div_ceil(count).max(1))
+    }
+
+    /// Another handle on the same elements, as indexing by whole slices gives it; the gradient passes through.
+    pub fn alias(&self) -> Self {
+        let op = Op::new(self.session(), &[self]);
+        let out = self.view_as(self.shape(), self.strides(), self.offset());
+        op.finish(out, |call| vec![Some(call.grad().clone())])
     }
 }

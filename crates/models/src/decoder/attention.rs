@@ -5,7 +5,8 @@ use ledger::Dtype;
 
 use super::{DecoderConfig, HeadNorm};
 use crate::causal_lm::{AttentionSetup, Cache, repeat_kv};
-use crate::nn::{Builder, Linear};
+use crate::linear::Linear;
+use crate::nn::Builder;
 use crate::norm::RmsNorm;
 use crate::rotary::{Angles, Rotary};
 

@@ -3,7 +3,8 @@
 use engine::{Tensor, release};
 
 use super::DecoderConfig;
-use crate::nn::{Activation, Builder, Linear};
+use crate::linear::Linear;
+use crate::nn::{Activation, Builder};
 
 /// Two projections up, one of them through the activation, and one down.
 pub(super) struct FeedForward {

@@ -11,7 +11,8 @@ use crate::config::{Fields, divides};
 use crate::checkpoint::Checkpointing;
 use crate::mask::Masking;
 use crate::network::{Built, Network, Pass};
-use crate::nn::{Activation, Builder, Conv1d, Embedding, LayerNorm, Linear};
+use crate::linear::{Head, Linear};
+use crate::nn::{Activation, Builder, Embedding, LayerNorm};
 use crate::run::PlanError;
 use crate::setup::Setup;
 
@@ -58,8 +59,8 @@ pub(super) fn read(fields: &Fields<'_>) -> Result<Gpt2Config, PlanError> {
 }
 
 struct Attention {
-    c_attn: Conv1d,
-    c_proj: Conv1d,
+    c_attn: Linear,
+    c_proj: Linear,
     hidden: u64,
     heads: u64,
     attention: AttentionSetup,
@@ -116,8 +117,8 @@ impl Attention {
 }
 
 struct Mlp {
-    c_fc: Conv1d,
-    c_proj: Conv1d,
+    c_fc: Linear,
+    c_proj: Linear,
     activation: Activation,
     dropout: f64,
 }
@@ -166,7 +167,7 @@ struct Gpt2 {
     wpe: Embedding,
     blocks: Vec<Rc<Block>>,
     ln_f: LayerNorm,
-    lm_head: Linear,
+    lm_head: Head,
 }
 
 impl Architecture for Gpt2Config {
@@ -201,7 +202,7 @@ impl Architecture for Gpt2Config {
                 .collect();
             (wte, wpe, blocks, build.layer_norm("ln_f", self.hidden))
         });
-        let lm_head = build.head(self.hidden, self.vocab, self.tied.then_some(&wte));
+        let lm_head = build.head(self.hidden, self.vocab, self.tied.then_some(&wte), false);
         let network = Gpt2 {
             config: self.clone(),
             script: Script::new(setup),
@@ -295,7 +296,6 @@ impl Network for Gpt2 {
     }
 
     fn forward(&self, input_ids: &Tensor, pass: &mut Pass) {
-        let head = |hidden: &Tensor| self.lm_head.forward(hidden);
-        self.script.forward(input_ids, pass, || self.model(input_ids), head, |loss| (loss, None, Vec::new()));
+        self.script.forward(input_ids, pass, || self.model(input_ids), &self.lm_head, |loss| (loss, None, Vec::new()));
     }
 }
