@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import csv
 import functools
+import gc
 import gzip
 import json
 import os
@@ -198,6 +199,8 @@ class Run:
 
         self.torch = torch
         torch.cuda.init()
+        if self.setup["optimizer"].endswith("bit"):
+            self.compile_steps()
         if self.record:
             torch.cuda.memory._record_memory_history(max_entries=10_000_000, stacks="python")
         try:
@@ -246,7 +249,7 @@ class Run:
         add("buffer", (t for p in self.model.parameters() for t in truth_adapters.scales(p)))
         add("gradient", (p.grad for p in self.model.parameters() if p.grad is not None))
         states = (s for optimizer in getattr(self, "optimizers", ()) for s in states_of(optimizer))
-        add("optimizer_state", (v for s in states for v in s.values() if self.torch.is_tensor(v)))
+        add("optimizer_state", (part for s in states for v in s.values() for part in parts_of(v)))
         return {**sums, "rest": total - sum(sums.values())}
 
     def train(self):
@@ -344,7 +347,8 @@ class Run:
             stack.enter_context(vramledger_host.HostValues())
         return stack
 
-    def load(self):
+    def make_model(self):
+        """The model without memory."""
         torch, spec, setup = self.torch, self.model_spec, self.setup
         with torch.device("meta"):
             if spec["class"] == "mlp":
@@ -370,6 +374,10 @@ class Run:
         self.checkpoint(model)
         if setup["lora"]:
             model = truth_adapters.adapted(model, setup["lora"], self.named)
+        return model
+
+    def load(self):
+        setup, model = self.setup, self.make_model()
         model.train()
         self.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
         parallel = setup["parallel"] or {"kind": None}
@@ -386,7 +394,7 @@ class Run:
             arguments = {"gradient_as_bucket_view": parallel["gradient_as_bucket_view"]}
             if parallel["bucket_cap_mb"] is not None:
                 arguments["bucket_cap_mb"] = parallel["bucket_cap_mb"]
-            model = torch.nn.parallel.DistributedDataParallel(
+            model = self.torch.nn.parallel.DistributedDataParallel(
                 model, device_ids=[0], init_sync=parallel["init_sync"], **arguments
             )
         return model
@@ -452,6 +460,18 @@ class Run:
             arguments["reshard_after_forward"] = parallel["root_reshard_after_forward"]
         fully_shard(model, **arguments)
 
+    def compile_steps(self):
+        """Compiles the optimizer's step for every shape before the run: what a compiler allocates is none of it."""
+        torch, model = self.torch, self.make_model()
+        shapes = dict.fromkeys((p.shape, p.dtype) for p in model.parameters() if p.requires_grad)
+        parameters = [torch.nn.Parameter(torch.empty(s, dtype=d, device="cuda")) for s, d in shapes]
+        for parameter in parameters:
+            parameter.grad = torch.empty_like(parameter)
+        self.make_optimizer(self.setup["optimizer"], parameters).step()
+        del parameters, parameter
+        gc.collect()
+        torch.cuda.empty_cache()
+
     def step_in_backward(self, parameters):
         """An optimizer for each parameter, which steps as soon as the gradient is there and lets go of it."""
         own = {parameter: self.make_optimizers([parameter])[0] for parameter in parameters}
@@ -483,10 +503,15 @@ class Run:
 
     def make_optimizer(self, name, parameters):
         optim, setup = self.torch.optim, self.setup
+        low_bit = name if name.endswith("bit") else None
         if name == "lion":
             import lion_pytorch
 
             optim.Lion = lion_pytorch.Lion
+        if low_bit:
+            import torchao.optim
+
+            low_bit = getattr(torchao.optim, low_bit.replace("adam", "Adam").replace("Adamw", "AdamW"))
         kind = {
             "adam": optim.Adam,
             "adamw": optim.AdamW,
@@ -496,6 +521,7 @@ class Run:
             "adafactor": optim.Adafactor,
             "lion": getattr(optim, "Lion", None),
             "muon": getattr(optim, "Muon", None),
+            name if low_bit else None: low_bit,
         }[name]
         arguments = {"lr": 1e-4}
         if setup["optimizer_impl"] is not None:
@@ -539,6 +565,17 @@ def spelt_out(list_of_numbers):
     for part in list_of_numbers.split(","):
         times, cross, number = part.partition("x")
         yield from [number] * int(times) if cross and times.isdigit() else [part]
+
+
+def parts_of(value):
+    """The tensors that a value of an optimizer's state is made of."""
+    import torch
+
+    if not torch.is_tensor(value):
+        return []
+    if hasattr(value, "__tensor_flatten__"):
+        return [getattr(value, name) for name in value.__tensor_flatten__()[0]]
+    return [value]
 
 
 def states_of(optimizer):

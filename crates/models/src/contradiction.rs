@@ -16,8 +16,8 @@ impl Optimizer {
     /// The implementation torch picks on CUDA.
     pub(crate) const fn default_implementation(self) -> OptimizerImpl {
         match self {
-            Self::Adafactor | Self::Lion | Self::Muon => OptimizerImpl::ForLoop,
-            _ => OptimizerImpl::Foreach,
+            Self::Sgd | Self::Adam | Self::AdamW | Self::RmsProp | Self::Adagrad => OptimizerImpl::Foreach,
+            _ => OptimizerImpl::ForLoop,
         }
     }
 
@@ -26,7 +26,7 @@ impl Optimizer {
         match self {
             Self::Sgd | Self::Adam | Self::AdamW | Self::Adagrad => OptimizerImpl::ALL,
             Self::RmsProp | Self::Adafactor => &[OptimizerImpl::Foreach, OptimizerImpl::ForLoop],
-            Self::Lion | Self::Muon => &[OptimizerImpl::ForLoop],
+            _ => &[OptimizerImpl::ForLoop],
         }
     }
 
@@ -42,7 +42,8 @@ impl Optimizer {
 impl Setup {
     /// The setting that an optimizer on the host cannot have, and why.
     fn bars_offloaded_optimizer(&self) -> Option<(&'static str, &'static str)> {
-        let on_host = !matches!(self.optimizer, Optimizer::Adafactor | Optimizer::Lion | Optimizer::Muon);
+        use Optimizer::{Adagrad, Adam, AdamW, RmsProp, Sgd};
+        let on_host = matches!(self.optimizer, Sgd | Adam | AdamW | RmsProp | Adagrad);
         let bars = [
             ("optimizer", !on_host, "the optimizer is sgd, adam, adamw, rmsprop or adagrad"),
             ("optimizer-impl", self.optimizer_impl.is_some(), "the host has no `--optimizer-impl`"),

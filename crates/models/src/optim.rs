@@ -8,6 +8,7 @@ mod adagrad;
 mod adam;
 mod clip;
 mod lion;
+mod low_bit;
 mod muon;
 mod offloaded;
 mod rmsprop;
@@ -136,6 +137,9 @@ impl Optimizer {
             Kind::RmsProp => rmsprop::step(self.form, slots),
             Kind::Adagrad => adagrad::step(self.form, slots),
             Kind::Adafactor => adafactor::step(self.form, slots),
+            Kind::Adam8bit | Kind::AdamW8bit | Kind::Adam4bit | Kind::AdamW4bit => {
+                low_bit::step(self.form, slots);
+            }
             Kind::Lion => lion::step(slots),
             Kind::Muon => muon::step(slots),
         }

@@ -70,6 +70,14 @@ choices! {
         Adagrad = "adagrad",
         /// Adafactor.
         Adafactor = "adafactor",
+        /// Adam with a state of 8 bits and block scales, as torchao has it.
+        Adam8bit = "adam8bit",
+        /// The same with decoupled weight decay.
+        AdamW8bit = "adamw8bit",
+        /// Adam with a state of 4 bits and block scales, as torchao has it.
+        Adam4bit = "adam4bit",
+        /// The same with decoupled weight decay.
+        AdamW4bit = "adamw4bit",
         /// Lion, as the package lion-pytorch has it.
         Lion = "lion",
         /// Muon for the matrices of hidden layers, AdamW for everything else.
@@ -237,7 +245,7 @@ impl Setup {
     /// Weight decay, the optimizer's own where none is set.
     pub(crate) fn weight_decay(&self) -> f64 {
         self.weight_decay.unwrap_or(match self.optimizer {
-            Optimizer::AdamW => 0.01,
+            Optimizer::AdamW | Optimizer::AdamW8bit | Optimizer::AdamW4bit => 0.01,
             Optimizer::Muon => 0.1,
             _ => 0.0,
         })
