@@ -134,7 +134,7 @@ def load_libraries(cases):
 
     # Where bitsandbytes is, it begins with the device: then the children import it themselves.
     adapted = any(case["setup"]["lora"] for case in cases)
-    if adapted and not any(case["setup"].get("quantize") for case in cases):
+    if adapted and not any(case["setup"].get("quantize") or case["setup"].get("fp32_state") for case in cases):
         import peft  # noqa: F401
     classes = {case["model"]["class"] for case in cases} - {"mlp"}
     if classes:
@@ -193,6 +193,7 @@ class Run:
         self.setup, self.model_spec, self.record = case["setup"], case["model"], record
         self.phases, self.oom, self.snapshot = [], None, None
         self.taken, self.trainable = Counter(), None
+        self.masters = {}
 
     def go(self):
         import torch
@@ -257,8 +258,13 @@ class Run:
         self.enter(0, None, "load")
         self.model = model = self.load()
         trainable = [p for p in model.parameters() if p.requires_grad]
+        masters = ()
         if setup.get("optimizer_in_backward"):
             self.optimizers = self.step_in_backward(trainable)
+        elif setup.get("master_weights"):
+            masters = [p.detach().float().requires_grad_() for p in trainable]
+            self.masters = dict(zip(trainable, masters))
+            self.optimizers = self.make_optimizers(masters)
         else:
             self.optimizers = self.make_optimizers(trainable)
         self.leave()
@@ -295,13 +301,21 @@ class Run:
                     kept.append(loss)
                 self.leave()
             self.enter(step, None, "update")
+            for parameter, master in zip(trainable, masters):
+                if parameter.grad is not None:
+                    master.grad = parameter.grad.float()
             if setup["clip_grad_norm"] is not None:
-                torch.nn.utils.clip_grad_norm_(model.parameters(), setup["clip_grad_norm"])
+                torch.nn.utils.clip_grad_norm_(masters or model.parameters(), setup["clip_grad_norm"])
             if not setup.get("optimizer_in_backward"):
                 for optimizer in self.optimizers:
                     optimizer.step()
+                if masters:
+                    with torch.no_grad():
+                        torch._foreach_copy_(trainable, masters)
                 for optimizer in self.optimizers:
                     optimizer.zero_grad(set_to_none=setup["zero_grad"] == "set-to-none")
+            if masters:
+                model.zero_grad(set_to_none=setup["zero_grad"] == "set-to-none")
             self.leave()
         self.keep_recording()
 
@@ -496,6 +510,7 @@ class Run:
         of_tokens = {m.weight for m in self.model.modules() if isinstance(m, self.torch.nn.Embedding)}
         if hasattr(self.model, "get_output_embeddings"):
             of_tokens.add(self.model.get_output_embeddings().weight)
+        of_tokens |= {master for parameter, master in self.masters.items() if parameter in of_tokens}
         matrices = [p for p in parameters if p.ndim == 2 and p not in of_tokens]
         others = [p for p in parameters if p.ndim != 2 or p in of_tokens]
         groups = {"muon": matrices, "adamw": others}
@@ -524,6 +539,10 @@ class Run:
             name if low_bit else None: low_bit,
         }[name]
         arguments = {"lr": 1e-4}
+        if setup.get("fp32_state"):
+            import bitsandbytes
+
+            kind = {"adam": bitsandbytes.optim.Adam32bit, "adamw": bitsandbytes.optim.AdamW32bit}[name]
         if setup["optimizer_impl"] is not None:
             arguments["foreach"] = setup["optimizer_impl"] == "foreach"
         if setup["optimizer_impl"] == "fused":

@@ -70,6 +70,10 @@ pub struct CaseSetup {
     #[serde(default)]
     prepare_kbit: bool,
     #[serde(default)]
+    fp32_state: bool,
+    #[serde(default)]
+    master_weights: bool,
+    #[serde(default)]
     freeze: Vec<String>,
     #[serde(default)]
     offload: Vec<String>,
@@ -260,6 +264,8 @@ impl Case {
                 None => None,
             },
             prepare_kbit: s.prepare_kbit,
+            fp32_state: s.fp32_state,
+            master_weights: s.master_weights,
             lora: s.lora.as_ref().map(CaseLora::lora).transpose()?,
             steps: s.steps,
             torch: self.truth.torch()?,

@@ -247,6 +247,11 @@ mod tests {
     }
 
     #[test]
+    fn planned_tapes_of_every_recipe_of_precision_are_the_recorded_ones() {
+        run_folder(&truth("precision")).unwrap();
+    }
+
+    #[test]
     fn planned_tapes_of_frozen_and_quantized_weights_are_the_recorded_ones() {
         run_folder(&truth("frozen")).unwrap();
         run_folder(&truth("quantized")).unwrap();

@@ -302,6 +302,7 @@ mod tests {
             "families/",
             "frozen/",
             "losses/",
+            "precision/",
             "quantized/",
             "random/",
             "strategies/",

@@ -410,6 +410,12 @@ pub struct PlanSettings {
     /// An optimizer for each parameter, which steps in backward and lets go of the gradient at once
     #[arg(long, help_heading = "Optimizer")]
     pub optimizer_in_backward: bool,
+    /// The state of adam and adamw in fp32 beside 16-bit weights, as bitsandbytes keeps it
+    #[arg(long, help_heading = "Optimizer")]
+    pub fp32_state: bool,
+    /// The optimizer steps fp32 copies of 16-bit weights, with fp32 copies of their gradients in the update
+    #[arg(long, help_heading = "Optimizer")]
+    pub master_weights: bool,
     /// The largest norm of the gradients (clip_grad_norm_) [default: no clipping]
     #[arg(long, value_name = "X", value_parser = value::finite, help_heading = "Optimizer", allow_negative_numbers = true)]
     pub clip_grad_norm: Option<f64>,
@@ -485,6 +491,8 @@ impl PlanSettings {
             amsgrad: self.amsgrad || file.amsgrad,
             capturable: self.capturable || file.capturable,
             optimizer_in_backward: self.optimizer_in_backward || file.optimizer_in_backward,
+            fp32_state: self.fp32_state || file.fp32_state,
+            master_weights: self.master_weights || file.master_weights,
             clip_grad_norm: self.clip_grad_norm.or(file.clip_grad_norm),
             zero_grad: self.zero_grad.or(file.zero_grad),
             lora_rank: self.lora_rank.or(file.lora_rank),

@@ -125,6 +125,38 @@ impl Setup {
                 );
             }
         }
+        if self.fp32_state {
+            if !matches!(self.optimizer, Optimizer::Adam | Optimizer::AdamW) || self.amsgrad {
+                return no(
+                    &["fp32-state", "optimizer", "amsgrad"],
+                    "`--fp32-state` is of adam and adamw without amsgrad".into(),
+                );
+            }
+            if self.optimizer_impl.is_some() || self.capturable || self.offloads(Offload::Optimizer) {
+                return no(
+                    &["fp32-state", "optimizer-impl", "capturable", "offload"],
+                    "`--fp32-state`: the step is one of bitsandbytes' kernels, without forms".into(),
+                );
+            }
+            if self.master_weights {
+                return no(
+                    &["fp32-state", "master-weights"],
+                    "`--fp32-state`: the state of `--master-weights` is fp32 already".into(),
+                );
+            }
+        }
+        if self.master_weights && self.optimizer_in_backward {
+            return no(
+                &["master-weights", "optimizer-in-backward"],
+                "`--master-weights`: an update in backward steps the parameters themselves".into(),
+            );
+        }
+        if self.master_weights && self.offloads(Offload::Optimizer) {
+            return no(
+                &["master-weights", "offload"],
+                "`--master-weights`: an optimizer on the host has copies of its own".into(),
+            );
+        }
         if self.offloads(Offload::Optimizer)
             && let Some((key, because)) = self.bars_offloaded_optimizer()
         {

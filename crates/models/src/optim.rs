@@ -9,6 +9,7 @@ mod adam;
 mod clip;
 mod lion;
 mod low_bit;
+mod masters;
 mod muon;
 mod offloaded;
 mod rmsprop;
@@ -20,6 +21,7 @@ use ledger::{Category, Dtype};
 use crate::setup::{Optimizer as Kind, OptimizerImpl, Setup};
 
 pub(crate) use clip::clip_grad_norm;
+pub(crate) use masters::Masters;
 pub(crate) use offloaded::Offloaded;
 
 /// What of a setup an optimizer obeys.
@@ -32,6 +34,8 @@ pub(crate) struct Form {
     weight_decay: bool,
     amsgrad: bool,
     capturable: bool,
+    /// State in fp32, by one kernel of bitsandbytes a parameter.
+    fp32_state: bool,
 }
 
 impl Form {
@@ -44,6 +48,7 @@ impl Form {
             weight_decay: setup.weight_decay() != 0.0,
             amsgrad: setup.amsgrad,
             capturable: setup.capturable,
+            fp32_state: setup.fp32_state,
         }
     }
 }

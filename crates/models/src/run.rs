@@ -205,6 +205,14 @@ impl Model {
     /// The first settings that rule each other out, or that this model cannot have, where there are any.
     pub fn contradiction(&self, setup: &Setup) -> Option<Contradiction> {
         let mlp = self.family == MLP;
+        let trained = setup.lora.as_ref().map(|lora| lora.dtype).or(setup.dtype).or(self.dtype);
+        if setup.master_weights && trained.unwrap_or(Dtype::Fp32) == Dtype::Fp32 {
+            return Some(Contradiction {
+                settings: vec!["master-weights", "dtype", "lora-dtype"],
+                sentence: "`--master-weights` is of weights of 16 bits: what is trained is fp32 already"
+                    .into(),
+            });
+        }
         let own = || lora::contradiction(setup, mlp).or_else(|| loss::contradiction(setup, mlp));
         setup.contradiction().or_else(own).or_else(|| {
             let sentence = setup.checkpoint.problem(self.architecture.extents().layers)?;
@@ -251,6 +259,15 @@ impl Model {
                 "modelling code of transformers 5.24 in eager mode; no padding, labels are the input ids"
                     .to_owned(),
             );
+        }
+        if setup.fp32_state {
+            sentences.push(
+                "Adam is bitsandbytes' with 32 bits of state (0.50), which makes no temporaries".to_owned(),
+            );
+        }
+        if setup.master_weights {
+            sentences
+                .push("fp32 copies of 16-bit gradients are made in the update and die with them".to_owned());
         }
         if setup.lora.is_some() {
             sentences.push("adapters as peft 0.21 puts them beside the frozen weights".to_owned());

@@ -169,6 +169,10 @@ pub struct Setup {
     /// Each parameter has an optimizer of its own, which steps in backward as soon as the gradient is
     /// there and lets go of it (`register_post_accumulate_grad_hook`).
     pub optimizer_in_backward: bool,
+    /// The optimizer's state is fp32 beside 16-bit parameters.
+    pub fp32_state: bool,
+    /// The optimizer steps fp32 copies of 16-bit parameters, from which these are written.
+    pub master_weights: bool,
     /// Micro-batches of one step.
     pub accumulate: u32,
     /// Data-parallel ranks: enters the effective batch.
@@ -216,6 +220,8 @@ impl Default for Setup {
             amsgrad: false,
             capturable: false,
             optimizer_in_backward: false,
+            fp32_state: false,
+            master_weights: false,
             accumulate: 1,
             world_size: 1,
             zero_grad: ZeroGrad::SetToNone,

@@ -8,7 +8,7 @@ use ledger::{Device, DeviceKind, Phase};
 
 use crate::gpus::Gpu;
 use crate::network::{Built, Pass};
-use crate::optim::{Form, Offloaded, Optimizer, clip_grad_norm};
+use crate::optim::{Form, Masters, Offloaded, Optimizer, clip_grad_norm};
 use crate::run::{Flops, PlanError, Run};
 use crate::setup::{Offload, Optimizer as OptimizerKind, Setup, Torch, ZeroGrad};
 
@@ -95,10 +95,13 @@ pub(crate) fn train(
             }
         }
         session.mark(step, None, Phase::UPDATE);
-        if setup.clip_grad_norm.is_some() {
-            session.with_grad(false, || clip_grad_norm(&model.trainable));
-        }
-        session.with_grad(false, || update.run(setup.zero_grad));
+        session.with_grad(false, || {
+            let stepped = update.stepped(&model.trainable);
+            if setup.clip_grad_norm.is_some() {
+                clip_grad_norm(&stepped);
+            }
+            update.run(setup.zero_grad);
+        });
     }
     let (counted, copied) = (session.flops(), session.traffic());
     let steps = u64::from(setup.steps.max(1));
@@ -122,6 +125,8 @@ pub(crate) fn train(
 enum Update {
     /// After backward, each over its parameters.
     Phase(Vec<Optimizer>),
+    /// After backward, each over copies of its parameters.
+    OfMasters(Masters, Vec<Optimizer>),
     /// After backward, on the host.
     OnHost(Offloaded),
     /// In backward, an optimizer a parameter.
@@ -133,9 +138,17 @@ impl Update {
         if setup.offloads(Offload::Optimizer) {
             return Self::OnHost(Offloaded::new(Form::new(setup), parameters));
         }
+        let optimizers = |groups: &[(Form, Vec<Tensor>)]| {
+            groups.iter().map(|(form, group)| Optimizer::new(*form, group)).collect()
+        };
+        if setup.master_weights {
+            let masters = Masters::new(parameters);
+            let groups = groups(setup, &masters.copies(), &masters.copies_of(vocabulary));
+            return Self::OfMasters(masters, optimizers(&groups));
+        }
         let groups = groups(setup, parameters, vocabulary);
         if !setup.optimizer_in_backward {
-            return Self::Phase(groups.iter().map(|(form, group)| Optimizer::new(*form, group)).collect());
+            return Self::Phase(optimizers(&groups));
         }
         let form_of = |parameter: &Tensor| {
             let of_it = |(_, group): &&(Form, Vec<Tensor>)| group.iter().any(|other| other.same(parameter));
@@ -151,8 +164,22 @@ impl Update {
         Self::InBackward
     }
 
+    /// The parameters, or their copies, whose gradients the step takes.
+    fn stepped(&self, parameters: &[Tensor]) -> Vec<Tensor> {
+        let Self::OfMasters(masters, _) = self else { return parameters.to_vec() };
+        masters.take_gradients();
+        masters.copies()
+    }
+
     fn run(&mut self, zero_grad: ZeroGrad) {
         match self {
+            Self::OfMasters(masters, optimizers) => {
+                optimizers.iter_mut().for_each(Optimizer::step);
+                if zero_grad == ZeroGrad::SetToNone {
+                    optimizers.iter().for_each(Optimizer::zero_grad);
+                    masters.zero_grad();
+                }
+            }
             Self::Phase(optimizers) => {
                 optimizers.iter_mut().for_each(Optimizer::step);
                 if zero_grad == ZeroGrad::SetToNone {

@@ -204,6 +204,8 @@ pub(crate) fn subject(question: &PlanQuestion<'_>) -> Map<String, Value> {
             "amsgrad": setup.amsgrad,
             "capturable": setup.capturable,
             "optimizer_in_backward": setup.optimizer_in_backward,
+            "fp32_state": setup.fp32_state,
+            "master_weights": setup.master_weights,
             "accumulate": setup.accumulate,
             "world_size": setup.world_size,
             "zero_grad": setup.zero_grad.as_str(),

@@ -113,6 +113,8 @@ fn setup(settings: &PlanSettings) -> Result<Setup> {
         amsgrad: settings.amsgrad,
         capturable: settings.capturable,
         optimizer_in_backward: settings.optimizer_in_backward,
+        fp32_state: settings.fp32_state,
+        master_weights: settings.master_weights,
         accumulate: settings.accumulate.unwrap_or(usual.accumulate),
         world_size: settings.world_size.unwrap_or(usual.world_size),
         zero_grad: settings.zero_grad.unwrap_or(usual.zero_grad),

@@ -246,6 +246,21 @@ fn frozen_weights_have_no_gradient_and_no_state() {
 }
 
 #[test]
+fn master_weights_make_the_recipe_of_sixteen_bytes() {
+    let ledger =
+        run("plan gpt2 --seq 32 --dtype bf16 --master-weights --zero-grad keep --format json").json();
+    let row = &ledger["phases"].as_array().unwrap().last().unwrap()["end_by_category"];
+    let parameters = ledger["parameters"]["total"].as_u64().unwrap();
+    let a_parameter = |category: &str| row[category].as_u64().unwrap() as f64 / parameters as f64;
+    let recipe = ["parameter", "gradient", "master_weight", "optimizer_state"].map(a_parameter);
+    assert_eq!(recipe, [2.0, 2.0, 4.0, 8.0]);
+    assert_eq!(
+        run("plan gpt2 --seq 32 --master-weights").sentence(),
+        "`--master-weights` is of weights of 16 bits: what is trained is fp32 already"
+    );
+}
+
+#[test]
 fn four_bit_weights_are_counted_by_their_elements() {
     let of = |form: &str| {
         let flags = "--seq 64 --dtype bf16 --lora-rank 8 --format json";

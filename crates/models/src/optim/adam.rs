@@ -7,6 +7,14 @@ use super::{Form, List, Slot, scalar, temporary};
 use crate::setup::{Optimizer, OptimizerImpl};
 
 pub(super) fn step(form: Form, slots: &mut [Slot]) {
+    if form.fp32_state {
+        for slot in slots.iter_mut().filter(|slot| slot.state.is_empty()) {
+            let shape = slot.parameter.shape();
+            slot.keep("exp_avg", &shape, Dtype::Fp32);
+            slot.keep("exp_avg_sq", &shape, Dtype::Fp32);
+        }
+        return;
+    }
     for slot in slots.iter_mut().filter(|slot| slot.state.is_empty()) {
         if form.capturable || form.implementation == OptimizerImpl::Fused {
             slot.keep_step();
