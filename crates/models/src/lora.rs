@@ -29,6 +29,11 @@ pub struct Lora {
 }
 
 impl Lora {
+    /// Adapters of `rank` that are otherwise peft's usual ones.
+    pub const fn of_rank(rank: u64) -> Self {
+        Self { rank, targets: Vec::new(), dropout: 0.0, dtype: Dtype::Fp32 }
+    }
+
     /// Whether every linear layer is adapted, those inside a parameter of several among them.
     pub(crate) fn adapts_all(&self) -> bool {
         self.targets.iter().any(|target| target == ALL_LINEAR)

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::thread;
 
 use ledger::{Bytes, Dtype, Phase};
-use models::{Attention, Checkpoint, Optimizer, OptimizerImpl, Setup};
+use models::{Attention, Checkpoint, Lora, Loss, Optimizer, OptimizerImpl, Setup};
 use wire::explanation::{Explanation, Lever, PeakSummary};
 
 use crate::explain::{explain, summary};
@@ -202,6 +202,10 @@ fn others(question: &PlanQuestion<'_>, accumulate: u32, fp32: bool) -> Vec<Other
     if adam && setup.optimizer_impl != Some(OptimizerImpl::Fused) {
         with(FUSED.into(), Moves::Update, &|other| other.optimizer_impl = Some(OptimizerImpl::Fused));
     }
+    let whole_logits = matches!(setup.loss, None | Some(Loss::Default | Loss::Fp32Logits));
+    if text && whole_logits && !setup.keep_outputs {
+        with("--loss fused-linear".into(), Moves::Passes, &|other| other.loss = Some(Loss::FusedLinear));
+    }
     let sdpa = question.model.model.attention_of(Attention::Sdpa) == Attention::Sdpa;
     if text && sdpa && setup.attention == Attention::Eager {
         with("--attention sdpa".into(), Moves::Passes, &|other| other.attention = Attention::Sdpa);
@@ -229,6 +233,9 @@ fn others(question: &PlanQuestion<'_>, accumulate: u32, fp32: bool) -> Vec<Other
         && seq > 1
     {
         with(format!("--seq {}", seq / 2), of_the_batch, &|other| other.seqs = vec![seq / 2]);
+    }
+    if text && setup.lora.is_none() && setup.freeze.is_empty() {
+        with("--lora-rank 16".into(), Moves::All, &|other| other.lora = Some(Lora::of_rank(16)));
     }
     others
 }

@@ -4,7 +4,6 @@ use std::fmt;
 
 use anyhow::{Error, Result, anyhow, bail};
 use report::PlanReport;
-use vramledger::ledger::Dtype;
 use vramledger::models::{Contradiction, Lora, Setup};
 use vramledger::{Grows, NamedModel, PlanQuestion};
 
@@ -145,10 +144,11 @@ fn lora(settings: &PlanSettings) -> Result<Option<Lora>> {
             None => Ok(None),
         };
     };
+    let usual = Lora::of_rank(rank);
     Ok(Some(Lora {
-        rank,
         targets: settings.lora_targets.clone(),
-        dropout: settings.lora_dropout.unwrap_or(0.0),
-        dtype: settings.lora_dtype.unwrap_or(Dtype::Fp32),
+        dropout: settings.lora_dropout.unwrap_or(usual.dropout),
+        dtype: settings.lora_dtype.unwrap_or(usual.dtype),
+        ..usual
     }))
 }

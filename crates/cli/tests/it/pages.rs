@@ -102,6 +102,7 @@ fn plan_that_does_not_fit() {
 
     What would change it most, requested MiB
     setting                 peak changes by       to  in
+    --lora-rank 16                 -1514.94   858.56  backward  fits
     --dtype bf16                   -1186.75  1186.75  update    fits
     --optimizer adafactor          -1128.40  1245.10  backward  fits
     --optimizer-impl fused          -180.23  2193.28  backward  does not fit
