@@ -5,6 +5,7 @@ mod emulate;
 mod frame;
 mod pages;
 mod plan;
+mod published;
 mod read;
 mod run;
 mod simulate;
