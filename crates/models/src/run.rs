@@ -13,7 +13,7 @@ use crate::gpus::Gpu;
 use crate::lora;
 use crate::loss::{self, Loss};
 use crate::mlp::MlpConfig;
-use crate::setup::{Attention, Offload, Setup, Torch};
+use crate::setup::{Attention, Offload, Optimizer, Setup, Torch};
 use crate::train;
 
 /// What a planned run gives.
@@ -291,6 +291,19 @@ impl Model {
         if self.attention_of(Attention::Sdpa) == Attention::Eager {
             sentences
                 .push(format!("attention is eager, the only one that transformers has for {}", self.family));
+        }
+        match setup.optimizer {
+            Optimizer::Lion => sentences.push("lion is that of lion-pytorch 0.2, without Triton".to_owned()),
+            Optimizer::Adam8bit | Optimizer::AdamW8bit | Optimizer::Adam4bit | Optimizer::AdamW4bit => {
+                sentences.push(format!(
+                    "{} is that of torchao 0.18, its steps compiled as torch 2.15 does for an H100; what the compiler itself allocates is left out",
+                    setup.optimizer.as_str()
+                ));
+            }
+            _ => {}
+        }
+        if setup.offloads(Offload::Optimizer) {
+            sentences.push("the optimizer on the host is torchao 0.18's CPUOffloadOptimizer".to_owned());
         }
         if setup.saved_on_host().is_some() {
             sentences.push(

@@ -3,7 +3,7 @@
 //!
 //! A step is compiled for each parameter; what its kernels hand on is what torch 2.15 compiles on an H100.
 
-use engine::{Dims, Tensor, release};
+use engine::{Dims, Tensor};
 use ledger::{Category, Dtype};
 
 use super::{Form, Kind, Slot};
@@ -54,24 +54,76 @@ pub(super) fn step(form: Form, slots: &mut [Slot]) {
     }
 }
 
-/// What the compiled step of a quantized parameter allocates.
+/// How the rows of a parameter lie in its blocks, which decides how its step is compiled.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rows {
+    /// A row is a block.
+    Block,
+    /// A row is a whole number of blocks, or a block of rows.
+    Aligned,
+    /// Blocks begin and end within rows.
+    Across,
+}
+
+impl Rows {
+    fn of(parameter: &Tensor, block: u64) -> Self {
+        match parameter.size(-1) {
+            row if row == block => Self::Block,
+            row if row.is_multiple_of(block) || block.is_multiple_of(row) => Self::Aligned,
+            _ => Self::Across,
+        }
+    }
+}
+
+/// What a compiled step does to memory.
+#[derive(Clone, Copy)]
+enum Move {
+    /// An fp32 value for each block.
+    Scale,
+    /// An fp32 value for each element.
+    Moment,
+    /// An int64 value for each element.
+    Code,
+    /// A byte for each element.
+    Byte,
+    /// The buffer made at this place is let go.
+    Free(usize),
+}
+
+/// What the compiled step of a parameter does.
+const fn moves(kind: Kind, rows: Rows) -> &'static [Move] {
+    use Move::{Byte, Code, Free, Moment, Scale};
+    match (kind, rows) {
+        (Kind::AdamW8bit, Rows::Across) => {
+            &[Scale, Scale, Moment, Moment, Free(2), Free(3), Free(0), Free(1)]
+        }
+        (Kind::Adam8bit, Rows::Aligned) => &[Moment, Moment, Free(0), Free(1)],
+        (Kind::Adam8bit, Rows::Across) => &[Moment, Moment, Scale, Free(0), Free(1), Free(2)],
+        (Kind::AdamW4bit, Rows::Across) => {
+            &[Scale, Scale, Moment, Moment, Code, Code, Free(0), Free(1), Free(2), Free(4), Free(3), Free(5)]
+        }
+        (Kind::AdamW4bit, _) => {
+            &[Scale, Scale, Moment, Moment, Code, Code, Free(2), Free(4), Free(0), Free(3), Free(5), Free(1)]
+        }
+        (Kind::Adam4bit, _) => &[Moment, Moment, Byte, Free(0), Byte, Free(1), Free(2), Free(3)],
+        _ => &[],
+    }
+}
+
+/// The compiled step of a quantized parameter.
 fn compiled(kind: Kind, code: Code, parameter: &Tensor) {
     let elements = parameter.numel();
     let buffer = |what, elements: u64, dtype| {
-        parameter.beside(what, Category::Temporary, Dims::new(&[elements]), dtype)
+        Some(parameter.beside(what, Category::Temporary, Dims::new(&[elements]), dtype))
     };
-    let pair = |what, elements, dtype| (buffer(what, elements, dtype), buffer(what, elements, dtype));
-    match kind {
-        Kind::AdamW4bit => {
-            let (scale, scale_sq) = pair("optimizer.scale", elements / code.block, Dtype::Fp32);
-            let (scaled, scaled_sq) = pair("optimizer.scaled", elements, Dtype::Fp32);
-            let (codes, codes_sq) = pair("optimizer.codes", elements, Dtype::Int64);
-            release!(scaled, codes, scale, scaled_sq, codes_sq, scale_sq);
+    let mut made: Vec<Option<Tensor>> = Vec::new();
+    for step in moves(kind, Rows::of(parameter, code.block)) {
+        match step {
+            Move::Scale => made.push(buffer("optimizer.scale", elements / code.block, Dtype::Fp32)),
+            Move::Moment => made.push(buffer("optimizer.moment", elements, Dtype::Fp32)),
+            Move::Code => made.push(buffer("optimizer.code", elements, Dtype::Int64)),
+            Move::Byte => made.push(buffer("optimizer.byte", elements, Dtype::Uint8)),
+            Move::Free(place) => drop(made[*place].take()),
         }
-        Kind::Adam8bit if parameter.size(-1) != code.block => {
-            let (moment, moment_sq) = pair("optimizer.moment", elements, Dtype::Fp32);
-            release!(moment, moment_sq);
-        }
-        _ => {}
     }
 }
