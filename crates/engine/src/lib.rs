@@ -20,6 +20,7 @@ pub use hardware::{Hardware, Lifetime, Profile};
 pub use host::Pinning;
 pub use ops::attention::Attention;
 pub use ops::four_bit::FourBit;
+pub use ops::fused_loss::loss_chunk;
 pub use ops::join::cat;
 pub use ops::kernel::{Kernel, Problem};
 pub use session::{FlopCount, Session, Traffic};

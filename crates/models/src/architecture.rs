@@ -47,6 +47,8 @@ pub(crate) struct Extents {
     pub(crate) widest: u64,
     /// Elements of the largest weight.
     pub(crate) largest_weight: u128,
+    /// Width and rows of the head; none for an mlp.
+    pub(crate) head: Option<[u64; 2]>,
     /// Attention heads.
     pub(crate) heads: u64,
     /// The longest sequence that the config speaks of; none for an mlp.

@@ -39,6 +39,7 @@ impl Architecture for DecoderConfig {
             work: WORK_OF_DECODER_LAYER,
             widest: widest.max(experts.map_or(0, |experts| experts.widest(self.hidden))),
             largest_weight: largest.max(experts.map_or(0, |experts| experts.largest_weight(self.hidden))),
+            head: Some([self.hidden, self.vocab]),
             heads: self.heads,
             positions: Some(self.max_positions),
             learnt_positions: false,

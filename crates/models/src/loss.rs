@@ -76,6 +76,19 @@ impl Loss {
         }
     }
 
+    /// The parts in which a pass over samples of `seq` tokens computes it; `head` is the width and the rows of
+    /// the head.
+    pub(crate) fn parts(self, batch: u64, seq: u64, [width, vocabulary]: [u64; 2]) -> u64 {
+        match self {
+            Self::Chunked(chunks) => chunks.min(seq),
+            Self::FusedLinear => {
+                let rows = batch.saturating_mul(seq);
+                rows.div_ceil(engine::loss_chunk(rows, width, vocabulary).max(1))
+            }
+            _ => 1,
+        }
+    }
+
     /// Whether it is one of an mlp.
     const fn is_of_mlp(self) -> bool {
         matches!(self, Self::MeanSquare | Self::Sum)

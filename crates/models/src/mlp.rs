@@ -38,6 +38,7 @@ impl Architecture for MlpConfig {
             work: 1,
             widest: self.width,
             largest_weight: u128::from(self.width).pow(2),
+            head: None,
             heads: 0,
             positions: None,
             learnt_positions: false,

@@ -190,8 +190,17 @@ impl Model {
         }
         // Weights, their gradients and what an optimizer keeps are fewer than sixteen matrices a layer, of at most
         // 8 bytes an element, eight times over.
-        if extents.largest_weight.saturating_mul(16 * 8 * 8).saturating_mul(layers + 2) >= 1 << 62 {
+        let largest_weight = extents.largest_weight.max(u128::from(rank) * widest);
+        if largest_weight.saturating_mul(16 * 8 * 8).saturating_mul(layers + 2) >= 1 << 62 {
             return refuse("the config has weights beyond any device; its extents must be smaller".into());
+        }
+        let parts =
+            setup.loss.zip(extents.head).map_or(1, |(loss, head)| loss.parts(setup.batch, longest, head));
+        let passes = u128::from(setup.steps) * u128::from(setup.accumulate);
+        if passes * u128::from(parts) > u128::from(MOST_WORK) {
+            return refuse(format!(
+                "`--loss` makes {parts} parts in each of {passes} passes, more than the {MOST_WORK} that are run for one answer"
+            ));
         }
         let (most, steps, accumulate) = (MOST_WORK / extents.work, setup.steps, setup.accumulate);
         if u128::from(steps) * u128::from(accumulate) * layers > u128::from(most) {

@@ -40,12 +40,16 @@ impl Tensor {
     }
 }
 
+/// Rows of logits that exist at a time: as many as make about as many elements as the hidden states have.
+pub fn loss_chunk(rows: u64, width: u64, vocabulary: u64) -> u64 {
+    rows.div_ceil(vocabulary.div_ceil(width.max(1)).max(1)).next_power_of_two().min(rows)
+}
+
 /// `wanted` is none where the hidden states want no gradient, else whether the weight does.
 fn forward(hidden: &Tensor, weight: &Tensor, target: &Tensor, wanted: Option<bool>) -> Fused {
     let session = hidden.session();
     let [rows, width, vocabulary] = [hidden.size(0), hidden.size(1), weight.size(0)];
-    let chunks_like_hidden = vocabulary.div_ceil(width);
-    let chunk = rows.div_ceil(chunks_like_hidden).next_power_of_two().min(rows);
+    let chunk = loss_chunk(rows, width, vocabulary);
     let hidden_gradient = hidden.empty_like("head_backward", hidden.dtype());
     let weight_gradient = (wanted == Some(true)).then(|| weight.empty_like("head_backward", weight.dtype()));
     let losses = Tensor::empty(session, "losses", [rows], Dtype::Fp32);

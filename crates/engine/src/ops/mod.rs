@@ -5,7 +5,7 @@ mod elementwise;
 pub(crate) use elementwise::is_floating;
 mod embedding;
 pub(crate) mod four_bit;
-mod fused_loss;
+pub(crate) mod fused_loss;
 mod grouped;
 mod index;
 pub(crate) mod join;

@@ -178,6 +178,7 @@ impl Architecture for Gpt2Config {
             widest: self.vocab.max(self.inner).max(3 * self.hidden),
             largest_weight: u128::from(self.hidden)
                 * u128::from(self.vocab.max(self.positions).max(self.inner).max(3 * self.hidden)),
+            head: Some([self.hidden, self.vocab]),
             heads: self.heads,
             positions: Some(self.positions),
             learnt_positions: true,
