@@ -403,7 +403,10 @@ class Run:
             vramledger_ranks.start(backend, 0, parallel["world"])
         if parallel["kind"] == "fsdp2":
             self.shard(model, parallel)
-        materialize(model, {})
+        on_host = "parameters" in setup.get("offload", ())
+        materialize(model, {}, "cpu" if on_host else "cuda")
+        if on_host:
+            use_on_device(model)
         if parallel["kind"] == "ddp":
             arguments = {"gradient_as_bucket_view": parallel["gradient_as_bucket_view"]}
             if parallel["bucket_cap_mb"] is not None:
@@ -688,7 +691,7 @@ def local(tensor):
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def materialize(module, made):
+def materialize(module, made, place):
     """Puts empty tensors on the device for a model made on `meta`: children first, then parameters, then buffers."""
     import torch
 
@@ -698,18 +701,34 @@ def materialize(module, made):
         return made[tensor]
 
     for child in module.children():
-        materialize(child, made)
+        materialize(child, made, place)
     for name, parameter in module._parameters.items():
         if parameter is not None and parameter.is_meta:
             if hasattr(parameter, "bnb_quantized"):
                 made[parameter] = truth_adapters.packed(module, parameter)
             elif parameter not in made:
-                empty = torch.empty_like(parameter, device="cuda")
+                empty = torch.empty_like(parameter, device=place)
                 made[parameter] = torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)
             module._parameters[name] = made[parameter]
     for name, buffer in module._buffers.items():
         if buffer is not None and buffer.is_meta:
             module._buffers[name] = new(buffer)
+
+
+def use_on_device(model):
+    """Parameters of the host are copied to the device wherever a module uses them."""
+    import torch
+    from torch.nn.utils import parametrize
+
+    class OnDevice(torch.nn.Module):
+        def forward(self, parameter):
+            return parameter.to("cuda")
+
+    for module in list(model.modules()):
+        for name in list(module._parameters):
+            if module._parameters[name] is not None:
+                parametrize.register_parametrization(module, name, OnDevice(), unsafe=True)
+
 
 
 # Frames that say nothing about what a program does.

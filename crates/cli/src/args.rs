@@ -374,7 +374,8 @@ pub struct PlanSettings {
     #[arg(long, help_heading = "Model")]
     pub checkpoint_reentrant: bool,
     /// What is kept in host memory: activations (save_on_cpu), activations-pinned, checkpoints (what checkpointed
-    /// layers begin from, pinned), optimizer (torchao's CPUOffloadOptimizer) [default: nothing]
+    /// layers begin from, pinned), optimizer (torchao's CPUOffloadOptimizer), parameters
+    /// (copied to the device wherever a module uses them) [default: nothing]
     #[arg(long, value_name = "WHAT,…", value_delimiter = ',', value_parser = value::choice(Offload::ALL, Offload::as_str), hide_possible_values = true, help_heading = "Model")]
     pub offload: Vec<Offload>,
     /// The output object stays bound until the next forward

@@ -1,9 +1,10 @@
-//! Saved values that wait in host memory (`torch.autograd.graph.save_on_cpu`).
+//! Host memory: saved values that wait there (`torch.autograd.graph.save_on_cpu`), tensors that live there.
 
 use ledger::{Category, ObjectId};
 
 use crate::checkpoint::SavedHook;
 use crate::dims::Dims;
+use crate::graph::Op;
 use crate::session::Session;
 use crate::tensor::{History, Tensor};
 
@@ -80,6 +81,19 @@ impl OnHost {
         copy.session().add_traffic(0, copy.nbytes());
         reloaded.set_history(history.clone());
         reloaded
+    }
+}
+
+impl Tensor {
+    /// `self.to("cuda")` of a tensor in host memory; its gradient goes back there. Any other is itself.
+    pub fn on_device(&self) -> Self {
+        if self.device() != Session::HOST {
+            return self.clone();
+        }
+        let op = Op::new(self.session(), &[self]);
+        let (layout, category) = ((self.dtype(), self.shape()), Category::Temporary);
+        let copy = self.companion_of(self.object(), Session::DEVICE, "on_device", category, layout);
+        op.finish(copy, |call| vec![Some(call.grad().host_companion("host", Category::Temporary))])
     }
 }
 

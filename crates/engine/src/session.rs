@@ -367,7 +367,7 @@ impl Session {
         category: Category,
         layout: (Dtype, Dims),
     ) -> Rc<Storage> {
-        let Some(of) = of.filter(|_| bytes > 0) else {
+        let Some(of) = of.filter(|_| bytes > 0 && !self.stopped.get()) else {
             return Storage::none(device);
         };
         let label = {

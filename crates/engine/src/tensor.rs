@@ -94,6 +94,20 @@ impl Tensor {
         Self::allocate(session, what, category, shape, shape.contiguous_strides(), dtype)
     }
 
+    /// A contiguous tensor of host memory, of a given category.
+    pub fn of_host(
+        session: &Rc<Session>,
+        what: &'static str,
+        category: Category,
+        shape: impl Into<Dims>,
+        dtype: Dtype,
+    ) -> Self {
+        let shape = shape.into();
+        let bytes = shape.numel() * dtype.size();
+        let storage = session.storage_on(Session::HOST, bytes, what, category, Some((dtype, shape)));
+        Self::from_parts(session, storage, None, shape, shape.contiguous_strides(), 0, dtype)
+    }
+
     /// A contiguous tensor that belongs to this one: named after it, owned by its module, beside it.
     pub fn companion(&self, what: &str, category: Category, shape: &[u64], dtype: Dtype) -> Self {
         let shape = Dims::new(shape);

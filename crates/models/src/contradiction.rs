@@ -1,6 +1,7 @@
 //! Settings that rule each other out.
 
 use crate::checkpoint::Checkpoint;
+use crate::loss::Loss;
 use crate::setup::{Offload, Optimizer, OptimizerImpl, Setup, Torch, ZeroGrad};
 
 /// Why no run can have a setup.
@@ -40,23 +41,45 @@ impl Optimizer {
 }
 
 impl Setup {
-    /// The setting that an optimizer on the host cannot have, and why.
-    fn bars_offloaded_optimizer(&self) -> Option<(&'static str, &'static str)> {
+    /// Whether the optimizer has its state on the host and steps there.
+    fn steps_on_host(&self) -> bool {
+        self.offloads(Offload::Optimizer) || self.offloads(Offload::Parameters)
+    }
+
+    /// The setting that an optimizer, or parameters, on the host cannot have, and why.
+    fn bars_host(&self) -> Option<(&'static str, String)> {
         use Optimizer::{Adagrad, Adam, AdamW, RmsProp, Sgd};
+        if !self.steps_on_host() {
+            return None;
+        }
+        let parameters = self.offloads(Offload::Parameters);
         let on_host = matches!(self.optimizer, Sgd | Adam | AdamW | RmsProp | Adagrad);
+        let clipped = self.clip_grad_norm.is_some();
+        let fused = self.loss == Some(Loss::FusedLinear);
+        let adapted = self.lora.is_some() || self.quantize.is_some();
         let bars = [
+            (
+                "offload",
+                parameters && self.offloads(Offload::Optimizer),
+                "parameters have their optimizer with them",
+            ),
             ("optimizer", !on_host, "the optimizer is sgd, adam, adamw, rmsprop or adagrad"),
             ("optimizer-impl", self.optimizer_impl.is_some(), "the host has no `--optimizer-impl`"),
             ("capturable", self.capturable, "a step on the host cannot be captured"),
+            ("clip-grad-norm", clipped && !parameters, "the host has its gradients before they are clipped"),
+            ("clip-grad-norm", clipped && parameters, "clipping on the host is not planned"),
             (
-                "clip-grad-norm",
-                self.clip_grad_norm.is_some(),
-                "the host has its gradients before they are clipped",
+                "zero-grad",
+                !parameters && self.zero_grad == ZeroGrad::Keep,
+                "gradients are let go of, not kept",
             ),
-            ("zero-grad", self.zero_grad == ZeroGrad::Keep, "gradients are let go of, not kept"),
             ("optimizer-in-backward", self.optimizer_in_backward, "it steps after backward"),
+            ("lora-rank", parameters && adapted, "adapters are not planned with it"),
+            ("loss", parameters && fused, "a loss that takes the head's weight is not planned with it"),
         ];
-        bars.into_iter().find(|(_, barred, _)| *barred).map(|(key, _, because)| (key, because))
+        let what = if parameters { Offload::Parameters } else { Offload::Optimizer };
+        let told = |because| format!("`--offload {}`: {because}", what.as_str());
+        bars.into_iter().find(|(_, barred, _)| *barred).map(|(key, _, because)| (key, told(because)))
     }
 
     /// The first two settings that rule each other out, where there are any.
@@ -132,7 +155,7 @@ impl Setup {
                     "`--fp32-state` is of adam and adamw without amsgrad".into(),
                 );
             }
-            if self.optimizer_impl.is_some() || self.capturable || self.offloads(Offload::Optimizer) {
+            if self.optimizer_impl.is_some() || self.capturable || self.steps_on_host() {
                 return no(
                     &["fp32-state", "optimizer-impl", "capturable", "offload"],
                     "`--fp32-state`: the step is one of bitsandbytes' kernels, without forms".into(),
@@ -151,16 +174,14 @@ impl Setup {
                 "`--master-weights`: an update in backward steps the parameters themselves".into(),
             );
         }
-        if self.master_weights && self.offloads(Offload::Optimizer) {
+        if self.master_weights && self.steps_on_host() {
             return no(
                 &["master-weights", "offload"],
                 "`--master-weights`: an optimizer on the host has copies of its own".into(),
             );
         }
-        if self.offloads(Offload::Optimizer)
-            && let Some((key, because)) = self.bars_offloaded_optimizer()
-        {
-            return no(&["offload", key], format!("`--offload optimizer`: {because}"));
+        if let Some((key, sentence)) = self.bars_host() {
+            return no(&["offload", key], sentence);
         }
         if self.optimizer_in_backward {
             let because = "an update in backward lets go of each gradient as soon as it is there";

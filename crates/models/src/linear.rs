@@ -30,12 +30,21 @@ impl Linear {
     pub(crate) fn forward(&self, input: &Tensor) -> Tensor {
         input.session().scoped(self.name, || {
             let out = match &self.layer {
-                Layer::Linear { weight, bias } => input.linear(weight, bias.as_ref()),
+                Layer::Linear { weight, bias } => {
+                    let weight = weight.on_device();
+                    let bias = bias.as_ref().map(Tensor::on_device);
+                    let out = input.linear(&weight, bias.as_ref());
+                    release!(weight, bias);
+                    out
+                }
                 Layer::Conv1d { weight, bias } => {
+                    let bias = bias.on_device();
                     let flat = input.view(input.rows());
-                    let out = Tensor::addmm(bias, &flat, weight);
-                    release!(flat);
-                    out.view(input.shape_with_last(weight.size(1)))
+                    let weight = weight.on_device();
+                    let out = Tensor::addmm(&bias, &flat, &weight);
+                    let shape = input.shape_with_last(weight.size(1));
+                    release!(bias, flat, weight);
+                    out.view(shape)
                 }
                 Layer::FourBit(layer) => layer.forward(input),
             };
@@ -97,7 +106,7 @@ impl Head {
 
     pub(crate) fn forward(&self, hidden: &Tensor) -> Tensor {
         let mut logits = hidden.session().scoped(Self::NAME, || {
-            let out = hidden.linear(&self.weight, None);
+            let out = hidden.linear(&self.weight.on_device(), None);
             match &self.adapter {
                 Some(adapter) => adapter.forward(hidden, out),
                 None => out,

@@ -11,7 +11,7 @@ use crate::loss::Loss;
 use crate::network::{Built, Network};
 use crate::norm::{Norm, RmsNorm};
 use crate::run::Parameters;
-use crate::setup::{Quantize, Setup};
+use crate::setup::{Offload, Quantize, Setup};
 
 /// Makes parameters and buffers in the order in which a module's `_apply` visits them.
 pub(crate) struct Builder {
@@ -30,6 +30,8 @@ pub(crate) struct Builder {
     /// Whether the embeddings of the input want a gradient even where their weight is frozen, as transformers
     /// has it with checkpointing (`enable_input_require_grads`).
     input_requires_grad: bool,
+    /// Parameters are made in host memory.
+    on_host: bool,
     path: Vec<String>,
     trainable: Vec<Tensor>,
     parameters: Parameters,
@@ -50,6 +52,7 @@ impl Builder {
             fp32_logits: setup.loss == Some(Loss::Fp32Logits),
             unmet: targets.chain(frozen).collect(),
             input_requires_grad: setup.checkpoint != Checkpoint::None,
+            on_host: setup.offloads(Offload::Parameters),
             lora,
             freeze,
             path: Vec::new(),
@@ -99,7 +102,8 @@ impl Builder {
 
     fn frozen(&mut self, name: &'static str, shape: &[u64], dtype: Dtype) -> Tensor {
         let shape = engine::Dims::new(shape);
-        let tensor = Tensor::of_category(&self.session, name, Category::Parameter, shape, dtype);
+        let place = if self.on_host { Tensor::of_host } else { Tensor::of_category };
+        let tensor = place(&self.session, name, Category::Parameter, shape, dtype);
         self.count(tensor.numel(), tensor.nbytes());
         tensor
     }
@@ -189,8 +193,15 @@ impl Embedding {
 
     pub(crate) fn forward(&self, indices: &Tensor) -> Tensor {
         let out = indices.session().scoped(self.name, || {
-            let rows = self.weight.embedding(indices);
-            self.scale.as_ref().map_or_else(|| rows.clone(), |scale| rows.mul(scale))
+            let rows = self.weight.on_device().embedding(indices);
+            self.scale.as_ref().map_or_else(
+                || rows.clone(),
+                |scale| {
+                    // The weight is asked for its dtype, which makes one more copy of one in host memory.
+                    drop(self.weight.on_device());
+                    rows.mul(scale)
+                },
+            )
         });
         if self.requires_grad {
             out.set_requires_grad();
@@ -208,7 +219,12 @@ pub(crate) struct LayerNorm {
 
 impl LayerNorm {
     pub(crate) fn forward(&self, input: &Tensor) -> Tensor {
-        input.session().scoped(self.name, || input.layer_norm(&self.weight, &self.bias))
+        input.session().scoped(self.name, || {
+            let (weight, bias) = (self.weight.on_device(), self.bias.on_device());
+            let out = input.layer_norm(&weight, &bias);
+            release!(weight, bias);
+            out
+        })
     }
 }
 

@@ -42,10 +42,13 @@ impl RmsNorm {
         release!(scale);
         hidden = product;
         let out = if self.norm == Norm::Cast {
+            let weight = self.weight.on_device();
             let cast = hidden.to(input.dtype());
-            self.weight.mul(&cast)
+            let out = weight.mul(&cast);
+            release!(weight, cast);
+            out
         } else {
-            let product = self.weight.mul(&hidden);
+            let product = self.weight.on_device().mul(&hidden);
             product.to(input.dtype())
         };
         release!(hidden, variance);
@@ -63,7 +66,7 @@ impl RmsNorm {
         release!(shifted);
         let out = hidden.mul(&scale);
         release!(scale, hidden);
-        let weight = self.weight.to(Dtype::Fp32);
+        let weight = self.weight.on_device().to(Dtype::Fp32);
         let factor = weight.add_scalar();
         release!(weight);
         let product = out.mul(&factor);

@@ -18,7 +18,7 @@ mod sgd;
 use engine::Tensor;
 use ledger::{Category, Dtype};
 
-use crate::setup::{Optimizer as Kind, OptimizerImpl, Setup};
+use crate::setup::{Offload, Optimizer as Kind, OptimizerImpl, Setup};
 
 pub(crate) use clip::clip_grad_norm;
 pub(crate) use masters::Masters;
@@ -42,7 +42,11 @@ impl Form {
     pub(crate) fn new(setup: &Setup) -> Self {
         Self {
             kind: setup.optimizer,
-            implementation: setup.optimizer_impl.unwrap_or(setup.optimizer.default_implementation()),
+            implementation: match setup.optimizer_impl {
+                Some(implementation) => implementation,
+                None if setup.offloads(Offload::Parameters) => OptimizerImpl::ForLoop,
+                None => setup.optimizer.default_implementation(),
+            },
             momentum: setup.momentum != 0.0,
             nesterov: setup.nesterov,
             weight_decay: setup.weight_decay() != 0.0,

@@ -311,6 +311,12 @@ impl Model {
             }
             _ => {}
         }
+        if setup.offloads(Offload::Parameters) {
+            sentences.push(
+                "a parameter on the host is copied to the device wherever a module uses it, and what autograd saves of the copy stays there until backward"
+                    .to_owned(),
+            );
+        }
         if setup.offloads(Offload::Optimizer) {
             sentences.push("the optimizer on the host is torchao 0.18's CPUOffloadOptimizer".to_owned());
         }

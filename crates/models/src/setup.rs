@@ -112,6 +112,8 @@ choices! {
         Checkpoints = "checkpoints",
         /// The state of the optimizer, which steps there (`torchao.optim.CPUOffloadOptimizer`).
         Optimizer = "optimizer",
+        /// The parameters, copied to the device wherever a module uses them, with the optimizer.
+        Parameters = "parameters",
     }
 
     /// 4-bit weights of the linear layers but the head, as bitsandbytes holds them.

@@ -69,6 +69,7 @@ fn setups() -> impl Strategy<Value = Setup> {
                 vec![Offload::ActivationsPinned],
                 vec![Offload::Checkpoints],
                 vec![Offload::Optimizer],
+                vec![Offload::Parameters],
             ]),
         ),
         select(Optimizer::ALL),

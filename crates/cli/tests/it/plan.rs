@@ -171,6 +171,14 @@ fn settings_that_rule_each_other_out_are_named_with_their_places() {
             "`--offload optimizer`: the host has no `--optimizer-impl`",
         ),
         ("--optimizer muon --torch 2.11", "`--optimizer muon` is that of torch 2.15"),
+        (
+            "--offload parameters,optimizer",
+            "`--offload parameters`: parameters have their optimizer with them",
+        ),
+        (
+            "--offload parameters --optimizer muon",
+            "`--offload parameters`: the optimizer is sgd, adam, adamw, rmsprop or adagrad",
+        ),
         ("--weight-decay -1", "`--weight-decay` must be 0 or more, not -1"),
     ] {
         assert_eq!(run(&format!("plan gpt2 --seq 16 {setup}")).sentence(), sentence);

@@ -139,7 +139,7 @@ impl Mixture {
 
     /// The router: logits (t, e), and weights and places (t, k) of each token's experts.
     fn route(&self, tokens: &Tensor) -> (Tensor, Tensor, Tensor) {
-        let logits = tokens.reshape(tokens.rows()).linear(&self.gate, None);
+        let logits = tokens.reshape(tokens.rows()).linear(&self.gate.on_device(), None);
         let probabilities = match self.router {
             Router::Mixtral { .. } => logits.to(Dtype::Fp32).softmax(None),
             Router::Qwen3 { .. } => logits.softmax(Some(Dtype::Fp32)),
@@ -172,9 +172,11 @@ impl Mixture {
         release!(token_of);
         let weights_sorted = weights.rows_at(&order);
         let (small, counts, ends) = ends_of_groups(session, chosen, count);
-        let mut out = grouped_linear(&selected, &self.gate_up_proj, &ends);
+        let mut experts = self.gate_up_proj.on_device();
+        let mut out = grouped_linear(&selected, &experts, &ends);
         out = self.apply_gate(&out);
-        out = grouped_linear(&out, &self.down_proj, &ends);
+        experts = self.down_proj.on_device();
+        out = grouped_linear(&out, &experts, &ends);
         let mut weighted = out.mul(&weights_sorted.unsqueeze(1));
         let back = integers(session, "inverse_order", &[chosen]);
         drop(integers(session, "order_range", &[chosen]));
@@ -182,7 +184,7 @@ impl Mixture {
         let sum = weighted.view([rows, self.per_token, width]).sum_dim(1, false);
         let result = sum.to(tokens.dtype());
         release!(weights, places, sorted, order, selected, weights_sorted);
-        release!(small, counts, ends, out, weighted, back, sum);
+        release!(small, counts, ends, experts, out, weighted, back, sum);
         result
     }
 
