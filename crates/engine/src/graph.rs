@@ -331,6 +331,10 @@ fn run_node(node: &Rc<Node>, grads: InputBuffer) -> Grads {
             }
             Function::Accumulate(_) => Vec::new(),
         };
+        // What was computed and is not wanted dies with the results, before the unpacked values.
+        for (output, _) in outputs.iter_mut().zip(next.iter()).filter(|(_, edge)| edge.is_none()) {
+            drop(output.take());
+        }
         while let Some(value) = unpacked.pop() {
             drop(value);
         }

@@ -163,7 +163,7 @@ pub(crate) fn chunked_loss(head: &Head, hidden: Tensor, labels: &Tensor, chunks:
         let count = counted.count();
         release!(counted);
         let flat = |part: &Tensor| part.reshape([part.numel()]);
-        let targets: Vec<Tensor> = labels.chunk(1, chunks).iter().map(flat).collect();
+        let mut targets: Vec<Tensor> = labels.chunk(1, chunks).iter().map(flat).collect();
         let rows: Vec<Tensor> = logits.iter().map(|part| part.view(part.rows())).collect();
         let mut total: Option<Tensor> = None;
         for (rows, targets) in rows.iter().zip(&targets) {
@@ -173,15 +173,25 @@ pub(crate) fn chunked_loss(head: &Head, hidden: Tensor, labels: &Tensor, chunks:
                 None => loss.add_scalar(),
             });
         }
-        let loss = total.expect("a sequence has a first chunk").div(&count);
-        release!(rows, targets, count);
+        let total = total.expect("a sequence has a first chunk");
+        let loss = total.div(&count);
+        // The loop's name holds the last of the targets longer than their list.
+        let last = targets.last().cloned();
+        release!(rows);
+        release_list(&mut targets);
+        release!(count, total, last);
         release!(hidden);
-        while let Some(part) = logits.pop() {
-            release!(part);
-        }
+        release_list(&mut logits);
         release!(labels);
         loss
     })
+}
+
+/// Lets go of a list as Python does: the last element first.
+fn release_list(list: &mut Vec<Tensor>) {
+    while let Some(tensor) = list.pop() {
+        release!(tensor);
+    }
 }
 
 /// The loss of `head` over a last hidden state without the whole of its logits.
