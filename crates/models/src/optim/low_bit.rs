@@ -99,12 +99,14 @@ const fn moves(kind: Kind, rows: Rows) -> &'static [Move] {
         }
         (Kind::Adam8bit, Rows::Aligned) => &[Moment, Moment, Free(0), Free(1)],
         (Kind::Adam8bit, Rows::Across) => &[Moment, Moment, Scale, Free(0), Free(1), Free(2)],
+        (Kind::AdamW4bit, Rows::Block) => &[Moment, Moment, Code, Code, Free(0), Free(2), Free(1), Free(3)],
         (Kind::AdamW4bit, Rows::Across) => {
             &[Scale, Scale, Moment, Moment, Code, Code, Free(0), Free(1), Free(2), Free(4), Free(3), Free(5)]
         }
         (Kind::AdamW4bit, _) => {
             &[Scale, Scale, Moment, Moment, Code, Code, Free(2), Free(4), Free(0), Free(3), Free(5), Free(1)]
         }
+        (Kind::Adam4bit, Rows::Block) => &[Byte, Byte, Free(1), Free(0)],
         (Kind::Adam4bit, _) => &[Moment, Moment, Byte, Free(0), Byte, Free(1), Free(2), Free(3)],
         _ => &[],
     }
