@@ -595,7 +595,7 @@ def parts_of(value):
 
     if not torch.is_tensor(value):
         return []
-    if hasattr(value, "__tensor_flatten__"):
+    if hasattr(value, "__tensor_flatten__") and not hasattr(value, "to_local"):
         return [getattr(value, name) for name in value.__tensor_flatten__()[0]]
     return [value]
 
@@ -728,7 +728,6 @@ def use_on_device(model):
         for name in list(module._parameters):
             if module._parameters[name] is not None:
                 parametrize.register_parametrization(module, name, OnDevice(), unsafe=True)
-
 
 
 # Frames that say nothing about what a program does.
