@@ -235,10 +235,7 @@ class Recorder:
             self.mark(self.steps, None, "end")
             self.label("input", inputs, again=True)
             raise Stop(0)
-        if module not in self.roots:
-            self.roots.add(module)
-            for name, part in module.named_modules():
-                self.names.setdefault(part, name)
+        self.adopt(module)
         self.begun = None
         where = (self.steps + 1, self.backwards + 1, "forward")
         if self.at != where:

@@ -102,9 +102,20 @@ impl Tensor {
         shape: impl Into<Dims>,
         dtype: Dtype,
     ) -> Self {
-        let shape = shape.into();
+        Self::on(session, Session::HOST, what, category, shape.into(), dtype)
+    }
+
+    /// A contiguous tensor on `device`, of a given category.
+    fn on(
+        session: &Rc<Session>,
+        device: DeviceId,
+        what: &'static str,
+        category: Category,
+        shape: Dims,
+        dtype: Dtype,
+    ) -> Self {
         let bytes = shape.numel() * dtype.size();
-        let storage = session.storage_on(Session::HOST, bytes, what, category, Some((dtype, shape)));
+        let storage = session.storage_on(device, bytes, what, category, Some((dtype, shape)));
         Self::from_parts(session, storage, None, shape, shape.contiguous_strides(), 0, dtype)
     }
 
@@ -143,10 +154,7 @@ impl Tensor {
         shape: impl Into<Dims>,
         dtype: Dtype,
     ) -> Self {
-        let (session, shape) = (self.session(), shape.into());
-        let bytes = shape.numel() * dtype.size();
-        let storage = session.storage_on(self.device(), bytes, what, category, Some((dtype, shape)));
-        Self::from_parts(session, storage, None, shape, shape.contiguous_strides(), 0, dtype)
+        Self::on(self.session(), self.device(), what, category, shape.into(), dtype)
     }
 
     pub(crate) fn allocate(

@@ -1,7 +1,10 @@
 //! Settings that rule each other out.
 
+use ledger::Dtype;
+
 use crate::checkpoint::Checkpoint;
-use crate::loss::Loss;
+use crate::lora;
+use crate::loss::{self, Loss};
 use crate::setup::{Offload, Optimizer, OptimizerImpl, Setup, Torch, ZeroGrad};
 
 /// Why no run can have a setup.
@@ -80,6 +83,46 @@ impl Setup {
         let what = if parameters { Offload::Parameters } else { Offload::Optimizer };
         let told = |because| format!("`--offload {}`: {because}", what.as_str());
         bars.into_iter().find(|(_, barred, _)| *barred).map(|(key, _, because)| (key, told(because)))
+    }
+
+    /// The first settings that rule each other out, or that a model of `dtype` and `layers` layers cannot have,
+    /// where there are any.
+    pub(crate) fn contradiction_of(
+        &self,
+        mlp: bool,
+        dtype: Option<Dtype>,
+        layers: u64,
+    ) -> Option<Contradiction> {
+        self.bars_masters(dtype)
+            .or_else(|| self.contradiction())
+            .or_else(|| lora::contradiction(self, mlp))
+            .or_else(|| loss::contradiction(self, mlp))
+            .or_else(|| {
+                let sentence = self.checkpoint.problem(layers)?;
+                Some(Contradiction { settings: vec!["checkpoint"], sentence })
+            })
+            .or_else(|| self.bars_reentrant(mlp))
+    }
+
+    /// Why what is trained in `dtype` has no master weights.
+    fn bars_masters(&self, dtype: Option<Dtype>) -> Option<Contradiction> {
+        let trained = self.lora.as_ref().map(|lora| lora.dtype).or(self.dtype).or(dtype);
+        let wide = trained.unwrap_or(Dtype::Fp32) == Dtype::Fp32;
+        (self.master_weights && wide).then(|| Contradiction {
+            settings: vec!["master-weights", "dtype", "lora-dtype"],
+            sentence: "`--master-weights` is of weights of 16 bits: what is trained is fp32 already".into(),
+        })
+    }
+
+    /// Why the first layer of an mlp cannot be recomputed within the backward of one node.
+    fn bars_reentrant(&self, mlp: bool) -> Option<Contradiction> {
+        let untrained = self.checkpoint_reentrant && mlp && self.checkpoint.recomputes_first();
+        let because =
+            "the input of an mlp needs no gradient, so that a recomputed first layer would get none";
+        untrained.then(|| Contradiction {
+            settings: vec!["checkpoint-reentrant", "checkpoint"],
+            sentence: format!("`--checkpoint-reentrant`: {because}"),
+        })
     }
 
     /// The first two settings that rule each other out, where there are any.

@@ -10,8 +10,7 @@ use crate::config;
 use crate::contradiction::Contradiction;
 use crate::families::FAMILIES;
 use crate::gpus::Gpu;
-use crate::lora;
-use crate::loss::{self, Loss};
+use crate::loss::Loss;
 use crate::mlp::MlpConfig;
 use crate::setup::{Attention, Offload, Optimizer, Setup, Torch};
 use crate::train;
@@ -213,26 +212,7 @@ impl Model {
 
     /// The first settings that rule each other out, or that this model cannot have, where there are any.
     pub fn contradiction(&self, setup: &Setup) -> Option<Contradiction> {
-        let mlp = self.family == MLP;
-        let trained = setup.lora.as_ref().map(|lora| lora.dtype).or(setup.dtype).or(self.dtype);
-        if setup.master_weights && trained.unwrap_or(Dtype::Fp32) == Dtype::Fp32 {
-            return Some(Contradiction {
-                settings: vec!["master-weights", "dtype", "lora-dtype"],
-                sentence: "`--master-weights` is of weights of 16 bits: what is trained is fp32 already"
-                    .into(),
-            });
-        }
-        let own = || lora::contradiction(setup, mlp).or_else(|| loss::contradiction(setup, mlp));
-        setup.contradiction().or_else(own).or_else(|| {
-            let sentence = setup.checkpoint.problem(self.architecture.extents().layers)?;
-            Some(Contradiction { settings: vec!["checkpoint"], sentence })
-        }).or_else(|| {
-            let untrained = setup.checkpoint_reentrant && self.family == MLP && setup.checkpoint.recomputes_first();
-            untrained.then(|| Contradiction {
-                settings: vec!["checkpoint-reentrant", "checkpoint"],
-                sentence: "`--checkpoint-reentrant`: the input of an mlp needs no gradient, so that a recomputed first layer would get none".into(),
-            })
-        })
+        setup.contradiction_of(self.family == MLP, self.dtype, self.layers())
     }
 
     /// What sdpa is asked to run in a pass over `seq` tokens; nothing where attention is written out.

@@ -65,6 +65,12 @@ impl Column {
 }
 
 impl Page {
+    /// The page of these parts, but for lists that have no items.
+    pub(crate) fn of(mut blocks: Vec<Block>) -> Self {
+        blocks.retain(|block| !matches!(block, Block::List { items, .. } if items.is_empty()));
+        Self { blocks }
+    }
+
     /// The page for a terminal of 100 columns, with ANSI styles (a stream that wants none strips them).
     pub fn text(&self) -> String {
         let mut text = String::new();

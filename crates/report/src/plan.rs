@@ -38,8 +38,7 @@ impl Report for PlanReport<'_> {
             title: "Not in these figures".into(),
             items: self.ledger.interpretation_limits.clone(),
         });
-        blocks.retain(|block| !matches!(block, Block::List { items, .. } if items.is_empty()));
-        Page { blocks }
+        Page::of(blocks)
     }
 
     /// A row for each phase, every step of its own.

@@ -73,8 +73,7 @@ impl Report for ReadReport<'_> {
             title: "How to read this".into(),
             items: self.ledger.interpretation_limits.clone(),
         });
-        blocks.retain(|block| !matches!(block, Block::List { items, .. } if items.is_empty()));
-        Page { blocks }
+        Page::of(blocks)
     }
 
     /// All of it in one table of sections.

@@ -30,8 +30,7 @@ impl Report for Simulation {
             title: "Not in these figures".into(),
             items: self.interpretation_limits.clone(),
         });
-        blocks.retain(|block| !matches!(block, Block::List { items, .. } if items.is_empty()));
-        Page { blocks }
+        Page::of(blocks)
     }
 
     /// A row for each settings string and GPU.

@@ -7,6 +7,7 @@ use ledger::{Bytes, Category, DeviceId, Event, LabelId, Phase, Tape};
 use models::Checkpoint;
 use wire::answers::{CheckpointBudget, CheckpointStrategy};
 
+use crate::levers::STEADY;
 use crate::segments::{Extents, Segments, least_memory, least_work};
 use crate::{Error, PlanQuestion, plan};
 
@@ -14,8 +15,6 @@ use crate::{Error, PlanQuestion, plan};
 const MOST_TRIALS: usize = 8;
 /// The most layers whose segments are searched.
 const MOST_LAYERS: u64 = 512;
-/// Steps and micro-batches after which nothing new happens.
-const STEADY: u32 = 2;
 
 /// A run with one form of checkpointing.
 struct Trial {

@@ -11,15 +11,7 @@ pub(crate) fn oom(tape: &Tape, failure: &OutOfMemory) -> Oom {
         Some(before) => ledger::holders(tape, before, device),
         None => Vec::new(),
     };
-    let requested: Bytes = holders.iter().map(|row| row.bytes).sum();
-    let rounding = shortage.allocated.saturating_sub(requested);
-    if rounding > Bytes::ZERO {
-        let (category, saved) = (Category::Unattributed, Bytes::ZERO);
-        let row =
-            Contributor { name: Contributor::ROUNDING.into(), category, bytes: rounding, count: 0, saved };
-        let place = holders.partition_point(|holder| holder.bytes >= rounding);
-        holders.insert(place, row);
-    }
+    let requested = add_rounding(&mut holders, shortage.allocated);
     let held = Ladder {
         requested: Some(requested),
         allocated: Some(shortage.allocated),
@@ -47,6 +39,19 @@ pub(crate) fn oom(tape: &Tape, failure: &OutOfMemory) -> Oom {
         held: held.on(&tape.devices[usize::from(device.0)]).into(),
         holders: holders.iter().map(wire::Contributor::from).collect(),
     }
+}
+
+/// Adds to `holders`, in its place, what their blocks have beyond what was asked for, so that they sum to
+/// `allocated`; answers what was asked for.
+pub(crate) fn add_rounding(holders: &mut Vec<Contributor>, allocated: Bytes) -> Bytes {
+    let requested: Bytes = holders.iter().map(|row| row.bytes).sum();
+    let bytes = allocated.saturating_sub(requested);
+    if bytes > Bytes::ZERO {
+        let (name, category) = (Contributor::ROUNDING.into(), Category::Unattributed);
+        let place = holders.partition_point(|holder| holder.bytes >= bytes);
+        holders.insert(place, Contributor { name, category, bytes, count: 0, saved: Bytes::ZERO });
+    }
+    requested
 }
 
 /// Where on the timeline `event` is; none before the first mark.

@@ -1,5 +1,7 @@
 //! Whether a tape fits: its replay through the caching allocator.
 
+use std::fmt::Display;
+
 use allocator::{CachingAllocator, Settings, SettingsWarning, TieRule, memory_of};
 use ledger::{ByteDelta, DeviceId, Meter, Tape};
 use models::Torch;
@@ -25,6 +27,24 @@ pub(crate) struct Fit {
 pub(crate) fn settings(alloc_conf: &str) -> Result<(Settings, Vec<SettingsWarning>), Error> {
     Settings::parse(alloc_conf)
         .map_err(|problem| Error::Settings { settings: alloc_conf.to_owned(), problem })
+}
+
+/// The settings that were read; where they cannot be, the defaults, and why. What their reader should know
+/// is added to `warnings`.
+pub(crate) fn or_defaults<E: Display>(
+    read: Result<(Settings, Vec<SettingsWarning>), E>,
+    warnings: &mut Vec<String>,
+) -> Settings {
+    match read {
+        Ok((settings, found)) => {
+            warnings.extend(found.iter().map(ToString::to_string));
+            settings
+        }
+        Err(refused) => {
+            warnings.push(refused.to_string());
+            Settings::default()
+        }
+    }
 }
 
 /// The rule by which `torch` chooses among equal blocks. Before 2.15 it goes by address, and drivers

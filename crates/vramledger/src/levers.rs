@@ -19,7 +19,7 @@ const LONG_RUN: usize = 500_000;
 const LEAST_SHARE: f64 = 0.01;
 /// Steps and micro-batches after which nothing new happens: the state exists from the second step
 /// on, the gradients from the second micro-batch on.
-const STEADY: u32 = 2;
+pub(crate) const STEADY: u32 = 2;
 
 /// What the ledger of `plan` means, and what else its tape tells: what a run that found no room would
 /// need, and what other settings would save.

@@ -77,7 +77,7 @@ impl Tensor {
 }
 
 impl Session {
-    /// Whether a card of this session has a kernel of PyTorch for grouped products.
+    /// Whether PyTorch has a kernel for grouped products on this card.
     pub const fn groups_products(&self) -> bool {
         self.hardware.compute_capability.0 >= 8
     }

@@ -1,22 +1,12 @@
 //! Mixtral, as `MixtralForCausalLM` of transformers runs it: a Mistral with experts in every layer.
 
+use super::mistral::DEFAULTS;
 use crate::config::Fields;
-use crate::decoder::{DecoderConfig, Defaults, Experts, Router};
+use crate::decoder::{DecoderConfig, Experts, Router};
 use crate::run::PlanError;
 
 pub(super) fn read(fields: &Fields<'_>) -> Result<DecoderConfig, PlanError> {
-    let defaults = Defaults {
-        vocab: 32000,
-        hidden: 4096,
-        intermediate: 14336,
-        layers: 32,
-        heads: 32,
-        kv_heads: Some(8),
-        head: None,
-        max_positions: 4096 * 32,
-        tied: false,
-    };
-    let config = DecoderConfig::read(fields, defaults)?;
+    let config = DecoderConfig::read(fields, DEFAULTS)?;
     let experts = Experts {
         count: fields.size(&["num_local_experts", "num_experts"], 8)?,
         per_token: fields.size(&["num_experts_per_tok"], 2)?,

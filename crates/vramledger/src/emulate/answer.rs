@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use allocator::Settings;
 use evidence::Recording;
 use evidence::recording::RunMark;
 use evidence::snapshot::{Action, Setting};
@@ -63,16 +62,7 @@ pub fn emulation(
     }
     let mut warnings: Vec<String> = recording.taped.warnings.iter().map(ToString::to_string).collect();
     let alloc_conf = alloc_conf(&recording);
-    let settings = match fit::settings(&alloc_conf) {
-        Ok((settings, found)) => {
-            warnings.extend(found.iter().map(ToString::to_string));
-            settings
-        }
-        Err(refused) => {
-            warnings.push(refused.to_string());
-            Settings::default()
-        }
-    };
+    let settings = fit::or_defaults(fit::settings(&alloc_conf), &mut warnings);
     let torch = fit::torch(&recording.run.torch).unwrap_or(Torch::V2_15);
     let tape = &recording.taped.tape;
     let mut meter = Recorded::new(tape, &settings, fit::tie_rule(torch));

@@ -1,11 +1,12 @@
 //! A recorded failure told whole, and what other settings of the allocator would have done.
 
 use allocator::{AddressOrder, DeviceMemory, Settings, State, TieRule, first_difference, memory_of};
-use ledger::{Bytes, Category, Contributor, DeviceId, DeviceKind, Event, Ladder};
+use ledger::{Bytes, DeviceId, DeviceKind, Event, Ladder};
 use wire::{Oom, Remedy, Simulated, WhatIf};
 
 use super::recorded::Run;
 use super::shots::Shot;
+use crate::failure::add_rounding;
 use crate::simulate::simulated;
 use crate::{Error, fit};
 
@@ -34,14 +35,7 @@ pub(super) fn out_of_memory(run: &Run, shot: &Shot) -> Oom {
     });
     let largest = usable.map(|(_, block)| block.size.get()).max().unwrap_or(0);
     let mut holders = ledger::holders(tape, shot.event, device);
-    let requested: Bytes = holders.iter().map(|row| row.bytes).sum();
-    let rounding = reading.allocated.saturating_sub(requested);
-    if rounding > Bytes::ZERO {
-        let (category, saved) = (Category::Unattributed, Bytes::ZERO);
-        let name = Contributor::ROUNDING.into();
-        let place = holders.partition_point(|holder| holder.bytes >= rounding);
-        holders.insert(place, Contributor { name, category, bytes: rounding, count: 0, saved });
-    }
+    let requested = add_rounding(&mut holders, reading.allocated);
     let held = Ladder {
         requested: Some(requested),
         allocated: Some(reading.allocated),

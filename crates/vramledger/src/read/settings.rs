@@ -4,21 +4,14 @@ use allocator::Settings;
 use evidence::snapshot::{Setting, Snapshot};
 use ledger::Bytes;
 
+use crate::fit;
+
 /// The settings, and what their reader should know. What a program changed while it ran is in the
 /// fields and not in the string of the environment, so the fields win.
 pub(super) fn settings(snapshot: &Snapshot) -> (Settings, Vec<String>) {
     let mut warnings = Vec::new();
     let mut settings = match snapshot.setting("PYTORCH_CUDA_ALLOC_CONF") {
-        Some(Setting::Text(text)) => match Settings::parse(text) {
-            Ok((settings, found)) => {
-                warnings.extend(found.iter().map(ToString::to_string));
-                settings
-            }
-            Err(refused) => {
-                warnings.push(refused.to_string());
-                Settings::default()
-            }
-        },
+        Some(Setting::Text(text)) => fit::or_defaults(Settings::parse(text), &mut warnings),
         _ => Settings::default(),
     };
     match snapshot.setting("max_split_size") {
