@@ -15,8 +15,6 @@ the list runs, each in a process of its own, forked from one that has the librar
 import argparse
 import contextlib
 import csv
-import functools
-import gc
 import gzip
 import json
 import os
@@ -28,7 +26,9 @@ import traceback
 from collections import Counter
 
 import truth_adapters
+import truth_checkpoint
 import truth_losses
+import truth_optimizers
 
 # What the recorder of `vramledger emulate` uses for the same purpose.
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../crates/emulator/bootstrap"))
@@ -193,7 +193,6 @@ class Run:
         self.setup, self.model_spec, self.record = case["setup"], case["model"], record
         self.phases, self.oom, self.snapshot = [], None, None
         self.taken, self.trainable = Counter(), None
-        self.masters = {}
 
     def go(self):
         import torch
@@ -201,7 +200,7 @@ class Run:
         self.torch = torch
         torch.cuda.init()
         if self.setup["optimizer"].endswith("bit"):
-            self.compile_steps()
+            truth_optimizers.compile_steps(self.make_model(), self.setup)
         if self.record:
             torch.cuda.memory._record_memory_history(max_entries=10_000_000, stacks="python")
         try:
@@ -249,8 +248,8 @@ class Run:
         add("buffer", self.model.buffers())
         add("buffer", (t for p in self.model.parameters() for t in truth_adapters.scales(p)))
         add("gradient", (p.grad for p in self.model.parameters() if p.grad is not None))
-        states = (s for optimizer in getattr(self, "optimizers", ()) for s in states_of(optimizer))
-        add("optimizer_state", (part for s in states for v in s.values() for part in parts_of(v)))
+        states = (s for optimizer in getattr(self, "optimizers", ()) for s in truth_optimizers.states_of(optimizer))
+        add("optimizer_state", (part for s in states for v in s.values() for part in truth_optimizers.parts_of(v)))
         return {**sums, "rest": total - sum(sums.values())}
 
     def train(self):
@@ -260,13 +259,12 @@ class Run:
         trainable = [p for p in model.parameters() if p.requires_grad]
         masters = ()
         if setup.get("optimizer_in_backward"):
-            self.optimizers = self.step_in_backward(trainable)
+            self.optimizers = truth_optimizers.step_in_backward(trainable, setup, model)
         elif setup.get("master_weights"):
             masters = [p.detach().float().requires_grad_() for p in trainable]
-            self.masters = dict(zip(trainable, masters))
-            self.optimizers = self.make_optimizers(masters)
+            self.optimizers = truth_optimizers.make(masters, setup, model, dict(zip(trainable, masters)))
         else:
-            self.optimizers = self.make_optimizers(trainable)
+            self.optimizers = truth_optimizers.make(trainable, setup, model)
         self.leave()
         loss_of_ids = None if self.model_spec["class"] == "mlp" else truth_losses.loss_of(setup, model)
         lengths = setup.get("seqs") or [setup["seq"]]
@@ -368,7 +366,7 @@ class Run:
             if spec["class"] == "mlp":
                 width = spec["config"]["width"]
                 count = spec["config"]["layers"]
-                model = mlp([torch.nn.Linear(width, width, bias=False, dtype=self.dtype) for _ in range(count)])
+                model = truth_checkpoint.mlp([torch.nn.Linear(width, width, bias=False, dtype=self.dtype) for _ in range(count)])
             else:
                 import transformers
 
@@ -385,7 +383,7 @@ class Run:
         for name, parameter in model.named_parameters():
             if any(f".{frozen}." in f".{name}." for frozen in setup.get("freeze", ())):
                 parameter.requires_grad = False
-        self.checkpoint(model)
+        truth_checkpoint.checkpoint(model, setup)
         if setup["lora"]:
             model = truth_adapters.adapted(model, setup["lora"], self.named)
         return model
@@ -416,48 +414,6 @@ class Run:
             )
         return model
 
-    def checkpoint(self, model):
-        """Lets the layers that the setup names be computed again in backward."""
-        form, _, argument = self.setup["checkpoint"].partition(":")
-        if form == "none":
-            return
-        from torch.utils.checkpoint import create_selective_checkpoint_contexts
-
-        arguments = {"use_reentrant": bool(self.setup.get("checkpoint_reentrant"))}
-        if form == "selective":
-            kept = [getattr(self.torch.ops.aten, name).default for name in argument.split(",")]
-            arguments["context_fn"] = functools.partial(create_selective_checkpoint_contexts, kept)
-        owner, name = layers_of(model)
-        layers = getattr(owner, name)
-        numbers = [int(number) for number in spelt_out(argument) if number.isdigit()]
-        if form == "segments":
-            segments, rest = [], list(layers)
-            for count in numbers:
-                segments.append(segment(rest[:count], hasattr(model, "gradient_checkpointing_enable")))
-                rest = rest[count:]
-            layers = self.torch.nn.ModuleList(segments + rest)
-            setattr(owner, name, layers)
-        offload = "checkpoints" in self.setup.get("offload", ())
-        if hasattr(model, "gradient_checkpointing_enable"):
-            kept = {"offload": True} if offload else {}
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=arguments, **kept)
-        else:
-
-            def checkpointing(layer, x):
-                on_cpu = self.torch.autograd.graph.save_on_cpu(pin_memory=True)
-                with on_cpu if offload else contextlib.nullcontext():
-                    return self.torch.utils.checkpoint.checkpoint(layer, x, **arguments)
-
-            model.checkpointing = checkpointing
-        for index, layer in enumerate(layers):
-            if form in ("every", "layers"):
-                chosen = index % numbers[0] == 0 if form == "every" else index in numbers
-            else:
-                chosen = form != "segments" or hasattr(layer, "parts")
-            layer.gradient_checkpointing = chosen
-            for part in getattr(layer, "parts", ()):
-                part.gradient_checkpointing = False
-
     def shard(self, model, parallel):
         """FSDP2 with every decoder block and the root as units."""
         from torch.distributed.device_mesh import init_device_mesh
@@ -476,85 +432,6 @@ class Run:
         if parallel["root_reshard_after_forward"] is not None:
             arguments["reshard_after_forward"] = parallel["root_reshard_after_forward"]
         fully_shard(model, **arguments)
-
-    def compile_steps(self):
-        """Compiles the optimizer's step for every shape before the run: what a compiler allocates is none of it."""
-        torch, model = self.torch, self.make_model()
-        shapes = dict.fromkeys((p.shape, p.dtype) for p in model.parameters() if p.requires_grad)
-        parameters = [torch.nn.Parameter(torch.empty(s, dtype=d, device="cuda")) for s, d in shapes]
-        for parameter in parameters:
-            parameter.grad = torch.empty_like(parameter)
-        self.make_optimizer(self.setup["optimizer"], parameters).step()
-        del parameters, parameter
-        gc.collect()
-        torch.cuda.empty_cache()
-
-    def step_in_backward(self, parameters):
-        """An optimizer for each parameter, which steps as soon as the gradient is there and lets go of it."""
-        own = {parameter: self.make_optimizers([parameter])[0] for parameter in parameters}
-
-        def update(parameter):
-            own[parameter].step()
-            own[parameter].zero_grad()
-
-        for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(update)
-        return own.values()
-
-    def make_optimizers(self, parameters):
-        """One, or of Muon two: AdamW has what is no matrix of a hidden layer."""
-        if "optimizer" in self.setup.get("offload", ()):
-            import torchao.optim
-
-            plain = self.make_optimizer(self.setup["optimizer"], None)
-            return [torchao.optim.CPUOffloadOptimizer(parameters, plain.func, **plain.keywords)]
-        if self.setup["optimizer"] != "muon":
-            return [self.make_optimizer(self.setup["optimizer"], parameters)]
-        of_tokens = {m.weight for m in self.model.modules() if isinstance(m, self.torch.nn.Embedding)}
-        if hasattr(self.model, "get_output_embeddings"):
-            of_tokens.add(self.model.get_output_embeddings().weight)
-        of_tokens |= {master for parameter, master in self.masters.items() if parameter in of_tokens}
-        matrices = [p for p in parameters if p.ndim == 2 and p not in of_tokens]
-        others = [p for p in parameters if p.ndim != 2 or p in of_tokens]
-        groups = {"muon": matrices, "adamw": others}
-        return [self.make_optimizer(name, group) for name, group in groups.items() if group]
-
-    def make_optimizer(self, name, parameters):
-        optim, setup = self.torch.optim, self.setup
-        low_bit = name if name.endswith("bit") else None
-        if name == "lion":
-            import lion_pytorch
-
-            optim.Lion = lion_pytorch.Lion
-        if low_bit:
-            import torchao.optim
-
-            low_bit = getattr(torchao.optim, low_bit.replace("adam", "Adam").replace("Adamw", "AdamW"))
-        kind = {
-            "adam": optim.Adam,
-            "adamw": optim.AdamW,
-            "sgd": optim.SGD,
-            "rmsprop": optim.RMSprop,
-            "adagrad": optim.Adagrad,
-            "adafactor": optim.Adafactor,
-            "lion": getattr(optim, "Lion", None),
-            "muon": getattr(optim, "Muon", None),
-            name if low_bit else None: low_bit,
-        }[name]
-        arguments = {"lr": 1e-4}
-        if setup.get("fp32_state"):
-            import bitsandbytes
-
-            kind = {"adam": bitsandbytes.optim.Adam32bit, "adamw": bitsandbytes.optim.AdamW32bit}[name]
-        if setup["optimizer_impl"] is not None:
-            arguments["foreach"] = setup["optimizer_impl"] == "foreach"
-        if setup["optimizer_impl"] == "fused":
-            arguments.update(fused=True, foreach=None)
-        for name in ("momentum", "nesterov", "weight_decay", "amsgrad", "capturable"):
-            if setup.get(name) is not None:
-                arguments[name] = setup[name]
-        made = functools.partial(kind, **arguments)
-        return made if parameters is None else made(parameters)
 
     def truth(self):
         torch = self.torch
@@ -580,87 +457,6 @@ class Run:
         context = os.environ.get("VRAMLEDGER_GPU_CONTEXT", 550 << 20)
         answer["context_bytes"] = int(context) if vramledger_host.emulated() else None
         return answer
-
-
-def spelt_out(list_of_numbers):
-    """The parts of a list in which NxK is K, N times."""
-    for part in list_of_numbers.split(","):
-        times, cross, number = part.partition("x")
-        yield from [number] * int(times) if cross and times.isdigit() else [part]
-
-
-def parts_of(value):
-    """The tensors that a value of an optimizer's state is made of."""
-    import torch
-
-    if not torch.is_tensor(value):
-        return []
-    if hasattr(value, "__tensor_flatten__") and not hasattr(value, "to_local"):
-        return [getattr(value, name) for name in value.__tensor_flatten__()[0]]
-    return [value]
-
-
-def states_of(optimizer):
-    """The state of an optimizer, or of the part of one that is on the device."""
-    while hasattr(optimizer, "d_opt"):
-        optimizer = optimizer.d_opt
-    return optimizer.state.values() if optimizer else ()
-
-
-def mlp(linears):
-    """Linear layers with ReLU, each of which may be computed again."""
-    import torch
-
-    class Layer(torch.nn.Module):
-        gradient_checkpointing = False
-
-        def __init__(self, linear):
-            super().__init__()
-            self.linear = linear
-
-        def forward(self, x):
-            return torch.nn.functional.relu(self.linear(x))
-
-    class Mlp(torch.nn.Module):
-        checkpointing = None
-
-        def __init__(self):
-            super().__init__()
-            self.layers = torch.nn.ModuleList(Layer(linear) for linear in linears)
-
-        def forward(self, x):
-            for layer in self.layers:
-                x = self.checkpointing(layer, x) if layer.gradient_checkpointing else layer(x)
-            return x
-
-    return Mlp()
-
-
-def layers_of(model):
-    """The module that holds the repeated layers, and its name for them."""
-    for owner in model.modules():
-        for name in ("layers", "h"):
-            if hasattr(owner, name):
-                return owner, name
-    raise AttributeError("the model has no list of layers")
-
-
-def segment(layers, of_transformers):
-    """Consecutive layers as one that may be computed again."""
-    import torch
-
-    def run(self, hidden_states, *args, **kwargs):
-        for part in self.parts:
-            hidden_states = part(hidden_states, *args, **kwargs)
-        return hidden_states
-
-    base = torch.nn.Module
-    if of_transformers:
-        from transformers.modeling_layers import GradientCheckpointingLayer as base
-    kind = type("Segment", (base,), {"forward": run, "gradient_checkpointing": False})
-    made = kind()
-    made.parts = torch.nn.ModuleList(layers)
-    return made
 
 
 def share_tokens_evenly():
@@ -733,6 +529,8 @@ def use_on_device(model):
 # Frames that say nothing about what a program does.
 SILENT = (
     "truth_case.py",
+    "truth_checkpoint.py",
+    "truth_optimizers.py",
     "vramledger_host.py",
     "torch/nn/modules/module.py",
     "transformers/modeling_layers.py",
