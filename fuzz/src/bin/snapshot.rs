@@ -10,8 +10,8 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
         what_if: vec!["expandable_segments:True".into()],
         ..ReadQuestion::default()
     };
-    if let Ok(ledger) = read("file", bytes.to_vec(), &question) {
-        for peak in [&ledger.peaks.requested, &ledger.peaks.allocated].into_iter().flatten() {
+    if let Ok(answer) = read("file", bytes.to_vec(), &question) {
+        for peak in [&answer.ledger.peaks.requested, &answer.ledger.peaks.allocated].into_iter().flatten() {
             let rows: u64 = peak.contributors.iter().map(|row| row.bytes).sum();
             assert_eq!(rows, peak.bytes, "the rows of a peak sum to it");
         }
