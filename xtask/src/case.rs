@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use ledger::{Bytes, Dtype};
-use models::{GPUS, Gpu, Lora, Model, Setup};
+use models::{Fsdp2, GPUS, Gpu, Lora, Model, Parallel, Reshard, Setup};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -62,7 +62,8 @@ pub struct CaseSetup {
     steps: u32,
     /// `PYTORCH_CUDA_ALLOC_CONF`.
     pub alloc_conf: String,
-    parallel: Option<Value>,
+    /// How ranks divide the work.
+    pub parallel: Option<CaseParallel>,
     lora: Option<CaseLora>,
     leak: Option<Value>,
     loss: Option<String>,
@@ -79,6 +80,48 @@ pub struct CaseSetup {
     offload: Vec<String>,
     #[serde(default)]
     keep_outputs: bool,
+}
+
+/// How the ranks of a case divide the work.
+#[derive(Clone, Debug, Deserialize)]
+pub struct CaseParallel {
+    kind: String,
+    world: u32,
+    #[serde(default)]
+    rank: u32,
+    shard_size: Option<u32>,
+    /// `true`, `false`, or a number of ranks.
+    reshard_after_forward: Option<Value>,
+    root_reshard_after_forward: Option<bool>,
+    mp: Option<String>,
+    reduce_dtype: Option<String>,
+    #[serde(default)]
+    no_sync: bool,
+}
+
+impl CaseParallel {
+    /// Whether modules hold gathered parameters between forward and backward: then those are theirs.
+    pub fn gathers(&self) -> bool {
+        matches!(self.kind.as_str(), "fsdp2" | "hsdp")
+    }
+
+    fn parallel(&self) -> Result<Parallel> {
+        let dtype = |text: &Option<String>| text.as_deref().map(dtype).transpose();
+        match self.kind.as_str() {
+            "fsdp2" | "hsdp" => Ok(Parallel::Fsdp2(Fsdp2 {
+                shard_size: self.shard_size,
+                reshard_after_forward: match &self.reshard_after_forward {
+                    Some(value) => value.to_string().parse().map_err(anyhow::Error::msg)?,
+                    None => Reshard::default(),
+                },
+                root_reshard_after_forward: self.root_reshard_after_forward,
+                param_dtype: dtype(&self.mp)?,
+                reduce_dtype: dtype(&self.reduce_dtype)?,
+                no_sync: self.no_sync,
+            })),
+            other => bail!("ranks that divide the work by {other} are not planned"),
+        }
+    }
 }
 
 /// The adapters of a case.
@@ -186,10 +229,9 @@ impl Case {
     /// Whether the planner can be asked: a family it knows on one device, without a planted leak.
     pub fn is_plannable(&self) -> bool {
         let known = Model::families().contains(&self.family());
-        let plain = [&self.setup.parallel, &self.setup.leak]
-            .iter()
-            .all(|value| value.as_ref().is_none_or(Value::is_null));
-        known && plain
+        let whole = self.setup.leak.as_ref().is_none_or(Value::is_null);
+        let divided = self.setup.parallel.as_ref().is_none_or(|ranks| ranks.parallel().is_ok());
+        known && whole && divided
     }
 
     /// The `model_type` of the case's config.
@@ -252,7 +294,9 @@ impl Case {
             capturable: s.capturable,
             optimizer_in_backward: s.optimizer_in_backward,
             accumulate: s.accumulate,
-            world_size: 1,
+            world_size: s.parallel.as_ref().map_or(1, |ranks| ranks.world),
+            rank: s.parallel.as_ref().map_or(0, |ranks| ranks.rank),
+            parallel: s.parallel.as_ref().map(CaseParallel::parallel).transpose()?,
             zero_grad: choice!("zero_grad", &s.zero_grad),
             clip_grad_norm: s.clip_grad_norm,
             offload: s.offload.iter().map(|what| Ok(choice!("offload", what))).collect::<Result<_>>()?,

@@ -1,5 +1,7 @@
 //! The command line.
 
+mod parallel;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -13,6 +15,8 @@ use vramledger::{By, Grows};
 
 use crate::input::NamedFile;
 use crate::value;
+
+pub use parallel::ParallelSettings;
 
 /// The books of GPU training memory: what is on the device, when and why.
 #[derive(Parser)]
@@ -346,9 +350,6 @@ pub struct PlanSettings {
     /// Micro-batches of one update [default: 1]
     #[arg(long, value_name = "N", value_parser = value::positive_u32, help_heading = "Batch", allow_negative_numbers = true)]
     pub accumulate: Option<u32>,
-    /// Ranks that hold the model, for the effective batch [default: 1]
-    #[arg(long, value_name = "N", value_parser = value::positive_u32, help_heading = "Batch", allow_negative_numbers = true)]
-    pub world_size: Option<u32>,
     /// Steps to run [default: 3]
     #[arg(long, value_name = "N", value_parser = value::positive_u32, help_heading = "Batch", allow_negative_numbers = true)]
     pub steps: Option<u32>,
@@ -453,6 +454,10 @@ pub struct PlanSettings {
     /// The release of torch that is modelled [default: 2.15]
     #[arg(long, value_name = "VERSION", value_parser = value::choice(Torch::ALL, Torch::as_str), help_heading = "Software")]
     pub torch: Option<Torch>,
+
+    /// How ranks divide the work.
+    #[command(flatten)]
+    pub ranks: ParallelSettings,
 }
 
 /// The dtype of an autocast region, or none.
@@ -473,7 +478,6 @@ impl PlanSettings {
             alloc_conf: self.alloc_conf.clone().or(file.alloc_conf),
             batch: self.batch.or(file.batch),
             accumulate: self.accumulate.or(file.accumulate),
-            world_size: self.world_size.or(file.world_size),
             steps: self.steps.or(file.steps),
             dtype: self.dtype.or(file.dtype),
             autocast: self.autocast.or(file.autocast),
@@ -509,6 +513,7 @@ impl PlanSettings {
             prepare_kbit: self.prepare_kbit || file.prepare_kbit,
             freeze: if self.freeze.is_empty() { file.freeze } else { self.freeze.clone() },
             torch: self.torch.or(file.torch),
+            ranks: self.ranks.over(file.ranks),
         }
     }
 }

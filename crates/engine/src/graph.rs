@@ -51,11 +51,13 @@ pub(crate) struct Node {
     next: RefCell<Next>,
     saved: RefCell<SmallVec<[Saved; 2]>>,
     outputs: RefCell<SmallVec<[(Dims, Dtype); 1]>>,
+    /// What runs when the gradients of its outputs are there, before it does.
+    pre_hooks: RefCell<Vec<Box<dyn Fn()>>>,
 }
 
 impl Node {
-    pub(crate) fn accumulate(leaf: Tensor) -> Self {
-        let outputs = smallvec![(leaf.shape(), leaf.dtype())];
+    pub(crate) fn accumulate(leaf: Tensor, dtype: Dtype) -> Self {
+        let outputs = smallvec![(leaf.shape(), dtype)];
         Self {
             sequence: u64::MAX,
             scope: None,
@@ -63,6 +65,14 @@ impl Node {
             next: RefCell::default(),
             saved: RefCell::default(),
             outputs: RefCell::new(outputs),
+            pre_hooks: RefCell::default(),
+        }
+    }
+
+    /// Its gradients come in `dtype` from here on.
+    pub(crate) fn set_dtype(&self, dtype: Dtype) {
+        for (_, of_output) in &mut *self.outputs.borrow_mut() {
+            *of_output = dtype;
         }
     }
 }
@@ -102,6 +112,7 @@ impl Op {
             next: RefCell::new(next),
             saved: RefCell::default(),
             outputs: RefCell::default(),
+            pre_hooks: RefCell::default(),
         };
         Self { node: Some(Rc::new(node)), session }
     }
@@ -230,8 +241,41 @@ pub fn backward(loss: &Tensor) {
     let session = Rc::clone(loss.session());
     let Some(root) = loss.gradient_edge() else { return };
     let seed = session.with_category(Category::Temporary, || loss.empty_like("loss.grad", loss.dtype()));
-    session.backward_mode(|| run(root, seed.clone()));
+    session.backward_mode(|| {
+        run(root, seed.clone());
+        for callback in session.after_backward.take() {
+            callback();
+        }
+    });
     drop(seed);
+}
+
+/// Hands `inputs` on as they are, and runs `backward` when the gradients of all of them are there, before they
+/// go on: a function written in Python whose inputs are its results.
+pub fn with_backward(inputs: Vec<Tensor>, backward: impl Fn() + 'static) -> Vec<Tensor> {
+    let Some(first) = inputs.first() else { return inputs };
+    let op = Op::new(first.session(), &inputs.iter().collect::<Vec<_>>());
+    if !op.is_recorded() {
+        return inputs;
+    }
+    let results: Vec<Tensor> =
+        inputs.iter().map(|input| input.view_as(input.shape(), input.strides(), input.offset())).collect();
+    drop(inputs);
+    op.finish_all(&results, move |call| {
+        backward();
+        (0..call.next.len()).map(|index| call.grad_of(index).cloned()).collect()
+    });
+    results
+}
+
+impl Tensor {
+    /// Runs `hook` in backward when the gradient of this result is there, before the function that made it
+    /// (`register_hook`). A leaf has no such function.
+    pub fn on_gradient(&self, hook: impl Fn() + 'static) {
+        if let Some(edge) = self.gradient_edge().filter(|_| !self.is_leaf()) {
+            edge.node.pre_hooks.borrow_mut().push(Box::new(hook));
+        }
+    }
 }
 
 /// Runs backward from `result`, whose gradient is `grad`, inside a backward that is running.
@@ -314,6 +358,9 @@ fn run_node(node: &Rc<Node>, grads: InputBuffer) -> Grads {
     if grads.iter().all(Option::is_none) {
         node.saved.borrow_mut().drain(..).for_each(drop);
         return vec![None; node.next.borrow().len()];
+    }
+    for hook in &*node.pre_hooks.borrow() {
+        hook();
     }
     let session = Rc::clone(grads.iter().flatten().next().expect("one gradient came").session());
     let scope = node.scope.unwrap_or_else(|| session.scope());

@@ -15,7 +15,7 @@ mod tensor;
 
 pub use checkpoint::{KEEPABLE, Recompute, checkpoint};
 pub use dims::Dims;
-pub use graph::backward;
+pub use graph::{backward, with_backward};
 pub use hardware::{Hardware, Lifetime, Profile};
 pub use host::Pinning;
 pub use ops::attention::Attention;
@@ -23,7 +23,7 @@ pub use ops::four_bit::FourBit;
 pub use ops::fused_loss::loss_chunk;
 pub use ops::join::cat;
 pub use ops::kernel::{Kernel, Problem};
-pub use session::{FlopCount, Session, Traffic};
+pub use session::{Collective, FlopCount, Messages, Scope, Session, Traffic};
 pub use tensor::Tensor;
 
 /// Lets go of names in the order given, as a Python frame does when it returns.

@@ -1,6 +1,7 @@
 //! A run: the tape that is written, and the modes that operators obey.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use ledger::{
@@ -37,9 +38,33 @@ pub struct Traffic {
     pub from_host: u64,
 }
 
+/// What ranks do together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Collective {
+    /// Every rank has the sum. Bytes: of the tensor.
+    AllReduce,
+    /// Every rank has the parts of all. Bytes: of the whole.
+    AllGather,
+    /// Every rank has its part of the sum. Bytes: of the whole.
+    ReduceScatter,
+    /// Every rank has what one had. Bytes: of the tensor.
+    Broadcast,
+    /// One rank has the sum. Bytes: of the tensor.
+    Reduce,
+}
+
+/// How many collective operations there were, and over how many bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Messages {
+    /// Operations.
+    pub count: u64,
+    /// Their bytes, together.
+    pub bytes: u64,
+}
+
 /// A module path, collapsed and in full: `model.layers.*.mlp` and `model.layers.7.mlp`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Scope {
+pub struct Scope {
     kind: Name,
     path: Name,
 }
@@ -78,6 +103,9 @@ pub struct Session {
     pub(crate) recomputing: Cell<bool>,
     in_backward: Cell<bool>,
     probed_bf16: Cell<bool>,
+    stream: Cell<Stream>,
+    collectives: RefCell<BTreeMap<Collective, Messages>>,
+    pub(crate) after_backward: RefCell<Vec<Box<dyn FnOnce()>>>,
 }
 
 impl Session {
@@ -105,6 +133,9 @@ impl Session {
             recomputing: Cell::new(false),
             in_backward: Cell::new(false),
             probed_bf16: Cell::new(false),
+            stream: Cell::new(Stream(0)),
+            collectives: RefCell::default(),
+            after_backward: RefCell::default(),
         })
     }
 
@@ -201,11 +232,13 @@ impl Session {
         child
     }
 
-    pub(crate) fn scope(&self) -> Scope {
+    /// The module that runs now.
+    pub fn scope(&self) -> Scope {
         self.scope.get()
     }
 
-    pub(crate) fn in_scope<R>(&self, scope: Scope, f: impl FnOnce() -> R) -> R {
+    /// Runs `f` inside the module `scope`.
+    pub fn in_scope<R>(&self, scope: Scope, f: impl FnOnce() -> R) -> R {
         let outer = self.scope.replace(scope);
         let result = f();
         self.scope.set(outer);
@@ -230,6 +263,11 @@ impl Session {
         let result = f();
         self.category.set(outer);
         result
+    }
+
+    /// Whether backward runs.
+    pub fn is_in_backward(&self) -> bool {
+        self.in_backward.get()
     }
 
     pub(crate) fn backward_mode<R>(&self, f: impl FnOnce() -> R) -> R {
@@ -398,10 +436,36 @@ impl Session {
             object,
             bytes: Bytes::new(bytes),
             device,
-            stream: Stream(0),
+            stream: self.stream.get(),
             pool: Pool(0),
         });
-        Rc::new(Storage { session: Some(Rc::clone(self)), object, device })
+        Storage::of(self, object, device)
+    }
+
+    /// Memory is made on `stream` in `f`. Stream 0 is the one that computes.
+    pub fn on_stream<R>(&self, stream: Stream, f: impl FnOnce() -> R) -> R {
+        let outer = self.stream.replace(stream);
+        let result = f();
+        self.stream.set(outer);
+        result
+    }
+
+    /// Counts a collective operation over so many bytes.
+    pub fn collective(&self, kind: Collective, bytes: u64) {
+        let mut collectives = self.collectives.borrow_mut();
+        let messages = collectives.entry(kind).or_default();
+        messages.count += 1;
+        messages.bytes += bytes;
+    }
+
+    /// The collective operations since the session began, by kind.
+    pub fn collectives(&self) -> BTreeMap<Collective, Messages> {
+        self.collectives.borrow().clone()
+    }
+
+    /// Runs `f` once backward has run all its nodes (`queue_callback`).
+    pub fn after_backward(&self, f: impl FnOnce() + 'static) {
+        self.after_backward.borrow_mut().push(Box::new(f));
     }
 
     /// The category of what operators make now.
@@ -489,7 +553,8 @@ impl Session {
     /// The category of the gradient of the leaf `of`: parameters alone have gradients by that name.
     pub(crate) fn gradient_category(&self, of: Option<ObjectId>) -> Category {
         let category = of.map(|of| self.category_of(of));
-        if category == Some(Category::Parameter) { Category::Gradient } else { Category::Temporary }
+        let gathered = category == Some(Category::CommunicationBuffer);
+        if gathered || category == Some(Category::Parameter) { Category::Gradient } else { Category::Temporary }
     }
 
     /// Gives `object` a new name and category, from here on.

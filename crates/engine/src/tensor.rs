@@ -1,6 +1,6 @@
 //! Tensors without data: a shape, a dtype, a storage, and perhaps a gradient function.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
 use ledger::{Category, DeviceId, Dtype, ObjectId};
@@ -11,24 +11,41 @@ use crate::session::Session;
 
 /// Memory of the device. The free is written to the tape when the last holder goes.
 pub(crate) struct Storage {
-    /// None where nothing was allocated: an empty tensor, or one made after a recomputation stopped.
-    pub(crate) session: Option<Rc<Session>>,
-    pub(crate) object: ObjectId,
+    /// None where nothing can be allocated: an empty tensor, or one made after a recomputation stopped.
+    session: Option<Rc<Session>>,
+    /// None where nothing is allocated now.
+    object: Cell<Option<ObjectId>>,
     pub(crate) device: DeviceId,
 }
 
 impl Storage {
     /// One without memory.
     pub(crate) fn none(device: DeviceId) -> Rc<Self> {
-        Rc::new(Self { session: None, object: ObjectId(0), device })
+        Rc::new(Self { session: None, object: Cell::new(None), device })
+    }
+
+    /// That of `object`.
+    pub(crate) fn of(session: &Rc<Session>, object: ObjectId, device: DeviceId) -> Rc<Self> {
+        Rc::new(Self { session: Some(Rc::clone(session)), object: Cell::new(Some(object)), device })
+    }
+
+    /// Frees what is allocated (`resize_(0)`).
+    fn free(&self) {
+        if let (Some(session), Some(object)) = (&self.session, self.object.take()) {
+            session.record_free(object);
+        }
+    }
+
+    /// Takes over the memory of `other`, which nothing else holds.
+    fn adopt(&self, other: &Self) {
+        self.free();
+        self.object.set(other.object.take());
     }
 }
 
 impl Drop for Storage {
     fn drop(&mut self) {
-        if let Some(session) = &self.session {
-            session.record_free(self.object);
-        }
+        self.free();
     }
 }
 
@@ -40,6 +57,7 @@ struct Autograd {
     accumulator: Weak<Node>,
     grad: Option<Tensor>,
     accumulated: Option<Rc<dyn Fn()>>,
+    grad_dtype: Option<Dtype>,
 }
 
 /// Whether a tensor wants a gradient, and the function it came from.
@@ -315,7 +333,7 @@ impl Tensor {
 
     /// The object of the tape behind this tensor; none where nothing was allocated.
     pub(crate) fn object(&self) -> Option<ObjectId> {
-        self.0.storage.session.as_ref().map(|_| self.0.storage.object)
+        self.0.storage.object.get()
     }
 
     /// Where its memory is.
@@ -372,7 +390,7 @@ impl Tensor {
             return None;
         }
         let node = autograd.accumulator.upgrade().unwrap_or_else(|| {
-            let node = Rc::new(Node::accumulate(self.clone()));
+            let node = Rc::new(Node::accumulate(self.clone(), autograd.grad_dtype.unwrap_or(self.dtype())));
             autograd.accumulator = Rc::downgrade(&node);
             node
         });
@@ -393,6 +411,77 @@ impl Tensor {
 
     pub(crate) fn accumulated_hook(&self) -> Option<Rc<dyn Fn()>> {
         self.0.autograd.borrow().accumulated.clone()
+    }
+
+    /// A leaf whose memory comes and goes (see [`Tensor::resize_storage`]): none is allocated yet.
+    pub fn without_storage(
+        session: &Rc<Session>,
+        shape: impl Into<Dims>,
+        dtype: Dtype,
+        on_host: bool,
+    ) -> Self {
+        let shape = shape.into();
+        let storage = Rc::new(Storage {
+            session: Some(Rc::clone(session)),
+            object: Cell::new(None),
+            device: if on_host { Session::HOST } else { Session::DEVICE },
+        });
+        Self::from_parts(session, storage, None, shape, shape.contiguous_strides(), 0, dtype)
+    }
+
+    /// Allocates `bytes` for this tensor and its views, named `what` in the current module, where nothing is
+    /// allocated (`untyped_storage().resize_`).
+    pub fn resize_storage(&self, what: &'static str, category: Category, bytes: u64) {
+        if self.object().is_none() {
+            self.replace_storage(what, category, bytes);
+        }
+    }
+
+    /// Other memory for this tensor and its views: what they had is freed once it is there.
+    pub fn replace_storage(&self, what: &'static str, category: Category, bytes: u64) {
+        let layout = Some((self.dtype(), self.shape()));
+        let new = self.session().storage_on(self.device(), bytes, what, category, layout);
+        self.0.storage.adopt(&new);
+    }
+
+    /// A view of `shape` from element `start` on, without history and without a base.
+    pub fn window(&self, start: u64, shape: Dims) -> Self {
+        let storage = Rc::clone(&self.0.storage);
+        Self::from_parts(self.session(), storage, None, shape, shape.contiguous_strides(), start, self.dtype())
+    }
+
+    /// The memory behind this tensor is of `category` from here on.
+    pub fn become_category(&self, category: Category) {
+        if let Some(object) = self.object() {
+            self.session().relabel(object, object, category);
+        }
+    }
+
+    /// Whether its elements are floating-point numbers.
+    pub fn is_floating(&self) -> bool {
+        crate::ops::is_floating(self.dtype())
+    }
+
+    /// The dtype to which incoming gradients of this leaf are cast; none: they stay as they come.
+    pub fn set_grad_dtype(&self, dtype: Option<Dtype>) {
+        let accumulator = {
+            let mut autograd = self.0.autograd.borrow_mut();
+            autograd.grad_dtype = dtype;
+            autograd.accumulator.upgrade()
+        };
+        if let Some(node) = accumulator {
+            node.set_dtype(self.grad_dtype());
+        }
+    }
+
+    /// The dtype in which gradients of this leaf arrive.
+    pub(crate) fn grad_dtype(&self) -> Dtype {
+        self.0.autograd.borrow().grad_dtype.unwrap_or(self.dtype())
+    }
+
+    /// Frees the memory of this tensor and its views, which stay.
+    pub fn free_storage(&self) {
+        self.0.storage.free();
     }
 
     /// Replaces the accumulated gradient.

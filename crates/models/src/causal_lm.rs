@@ -9,6 +9,8 @@ use ledger::{Category, Dtype};
 use crate::linear::Head;
 use crate::loss::{Loss, causal_lm_loss, chunked_loss, fused_linear_loss};
 use crate::network::{Output, Pass};
+use crate::nn::Builder;
+use crate::parallel::Unit;
 use crate::setup::Setup;
 
 /// What attention is built from: the parts of a setup that models read.
@@ -114,15 +116,17 @@ pub(crate) struct Script {
     keep_outputs: bool,
     autocast: Option<Dtype>,
     loss: Option<Loss>,
+    root: Option<Rc<Unit>>,
 }
 
 impl Script {
-    pub(crate) fn new(setup: &Setup) -> Self {
+    pub(crate) fn new(setup: &Setup, build: &Builder) -> Self {
         Self {
             batch: setup.batch,
             keep_outputs: setup.keep_outputs,
             autocast: setup.autocast,
             loss: setup.loss,
+            root: build.root(),
         }
     }
 
@@ -143,23 +147,36 @@ impl Script {
         balance: impl FnOnce(Tensor) -> (Tensor, Option<Tensor>, Vec<Tensor>),
     ) {
         input_ids.session().autocast(self.autocast, || {
-            let (hidden, cache) = model();
             match self.loss {
                 Some(Loss::Chunked(chunks)) => {
+                    let (hidden, cache) = model();
                     release!(cache);
                     return pass.rebind_loss(chunked_loss(head, hidden, input_ids, chunks));
                 }
                 Some(Loss::FusedLinear) => {
+                    let (hidden, cache) = model();
                     let loss = fused_linear_loss(head, hidden, input_ids);
                     release!(cache);
                     return pass.rebind_loss(loss);
                 }
                 _ => {}
             }
-            let logits = head.forward(&hidden);
-            let loss = causal_lm_loss(&logits, input_ids);
-            let (loss, router_loss, router_logits) = balance(loss);
-            release!(hidden);
+            let mut rest = None;
+            let forward = |_: &[Tensor]| {
+                let (hidden, cache) = model();
+                let logits = head.forward(&hidden);
+                let loss = causal_lm_loss(&logits, input_ids);
+                let (loss, router_loss, router_logits) = balance(loss);
+                release!(hidden);
+                rest = Some((router_loss, cache, router_logits));
+                vec![loss, logits]
+            };
+            let mut results = match &self.root {
+                Some(root) => root.run(vec![input_ids.clone()], forward),
+                None => forward(std::slice::from_ref(input_ids)),
+            };
+            let (Some(logits), Some(loss)) = (results.pop(), results.pop()) else { return };
+            let (router_loss, cache, router_logits) = rest.unwrap_or_default();
             let output: Output = (router_loss, logits, cache, router_logits);
             if self.keep_outputs {
                 pass.rebind_output(output);

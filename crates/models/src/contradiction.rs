@@ -5,6 +5,7 @@ use ledger::Dtype;
 use crate::checkpoint::Checkpoint;
 use crate::lora;
 use crate::loss::{self, Loss};
+use crate::parallel;
 use crate::setup::{Offload, Optimizer, OptimizerImpl, Setup, Torch, ZeroGrad};
 
 /// Why no run can have a setup.
@@ -95,6 +96,7 @@ impl Setup {
     ) -> Option<Contradiction> {
         self.bars_masters(dtype)
             .or_else(|| self.contradiction())
+            .or_else(|| parallel::contradiction(self))
             .or_else(|| lora::contradiction(self, mlp))
             .or_else(|| loss::contradiction(self, mlp))
             .or_else(|| {

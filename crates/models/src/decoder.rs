@@ -18,7 +18,7 @@ use crate::linear::Head;
 use crate::lora::Lora;
 use crate::mask::Masking;
 use crate::network::{Built, Network, Pass};
-use crate::nn::{Builder, Embedding};
+use crate::nn::{Block, Builder, Embedding};
 use crate::norm::RmsNorm;
 use crate::rotary::{Angles, RotaryEmbedding};
 use crate::setup::Setup;
@@ -97,8 +97,8 @@ impl Architecture for DecoderConfig {
             };
             let layers = (0..self.layers)
                 .map(|index| {
-                    build.module(&format!("layers.{index}"), |build| {
-                        Rc::new(Layer::build(self, index, build, attention, &router_logits))
+                    build.block(&format!("layers.{index}"), |build| {
+                        Layer::build(self, index, build, attention, &router_logits)
                     })
                 })
                 .collect();
@@ -109,7 +109,7 @@ impl Architecture for DecoderConfig {
             build.head(self.hidden, self.vocab, self.tied.then_some(&embed_tokens), self.logit_softcap);
         let network = Decoder {
             config: self.clone(),
-            script: Script::new(setup),
+            script: Script::new(setup, &build),
             checkpointing: Checkpointing::new(setup),
             eager: attention.eager,
             embed_tokens,
@@ -129,7 +129,7 @@ struct Decoder {
     checkpointing: Checkpointing,
     eager: bool,
     embed_tokens: Embedding,
-    layers: Vec<Rc<Layer>>,
+    layers: Vec<Block<Layer>>,
     norm: RmsNorm,
     rotary_emb: RotaryEmbedding,
     lm_head: Head,
@@ -167,7 +167,9 @@ impl Decoder {
                         let window = config.masks.window.filter(|_| windowed(index));
                         let cache = cache.as_ref().map(|cache| (cache, window));
                         hidden = session.scoped(&format!("layers.{index}"), || {
-                            self.layers[index].forward(&hidden, angles(index), mask(index).as_ref(), cache)
+                            let (angles, mask) = (angles(index), mask(index).as_ref());
+                            self.layers[index]
+                                .run(&hidden, |layer, hidden| layer.forward(hidden, angles, mask, cache))
                         });
                     }
                     continue;
@@ -175,7 +177,7 @@ impl Decoder {
                 let call = |index| {
                     let kept =
                         Kept::new(mask(index), angles(index), &position_ids, config.position_ids_first);
-                    (format!("layers.{index}"), Rc::clone(&self.layers[index]), kept)
+                    (format!("layers.{index}"), self.layers[index].clone(), kept)
                 };
                 let calls: Vec<_> = segment.layers.map(call).collect();
                 hidden = self.checkpointing.run(vec![hidden.clone()], move |args| {
@@ -183,7 +185,9 @@ impl Decoder {
                     for (name, layer, kept) in &calls {
                         let (angles, mask) = (kept.angles(), kept.mask.as_ref());
                         let session = Rc::clone(hidden.session());
-                        hidden = session.scoped(name, || layer.forward(&hidden, &angles, mask, None));
+                        hidden = session.scoped(name, || {
+                            layer.run(&hidden, |layer, hidden| layer.forward(hidden, &angles, mask, None))
+                        });
                     }
                     hidden
                 });

@@ -90,7 +90,7 @@ impl Loss {
     }
 
     /// Whether it is one of an mlp.
-    const fn is_of_mlp(self) -> bool {
+    pub(crate) const fn is_of_mlp(self) -> bool {
         matches!(self, Self::MeanSquare | Self::Sum)
     }
 }

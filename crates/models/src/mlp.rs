@@ -10,7 +10,8 @@ use crate::checkpoint::Checkpointing;
 use crate::linear::Linear;
 use crate::loss::Loss;
 use crate::network::{Built, Network, Pass};
-use crate::nn::{Activation, Builder};
+use crate::nn::{Activation, Block, Builder};
+use crate::parallel::{self, Unit};
 use crate::setup::Setup;
 
 /// An MLP: `layers` of `width`.
@@ -28,7 +29,8 @@ struct Mlp {
     checkpointing: Checkpointing,
     keep_outputs: bool,
     autocast: Option<Dtype>,
-    layers: Vec<Rc<Linear>>,
+    layers: Vec<Block<Linear>>,
+    root: Option<Rc<Unit>>,
 }
 
 impl Architecture for MlpConfig {
@@ -53,8 +55,8 @@ impl Architecture for MlpConfig {
         let mut build = Builder::new(session, setup, dtype);
         let layers = (0..self.layers)
             .map(|layer| {
-                build.module(&format!("layers.{layer}"), |build| {
-                    Rc::new(build.linear("linear", self.width, self.width, false))
+                build.block(&format!("layers.{layer}"), |build| {
+                    build.linear("linear", self.width, self.width, false)
                 })
             })
             .collect();
@@ -67,6 +69,7 @@ impl Architecture for MlpConfig {
             keep_outputs: setup.keep_outputs,
             autocast: setup.autocast,
             layers,
+            root: build.root(),
         };
         build.finish(network)
     }
@@ -85,26 +88,8 @@ impl Network for Mlp {
 impl Mlp {
     fn run(&self, x: &Tensor, pass: &mut Pass) {
         let session = Rc::clone(x.session());
-        let mut hidden = x.clone();
-        for segment in self.checkpointing.segments(self.layers.len()) {
-            let call = |index| (format!("layers.{index}"), Rc::clone(&self.layers[index]));
-            let calls: Vec<_> = segment.layers.map(call).collect();
-            let block = move |args: &[Tensor]| {
-                let mut hidden = args[0].clone();
-                for (name, layer) in &calls {
-                    let session = Rc::clone(hidden.session());
-                    hidden = session.scoped(name, || Activation::Relu.forward(&layer.forward(&hidden)));
-                }
-                hidden
-            };
-            hidden = if segment.recomputed {
-                self.checkpointing.run(vec![hidden.clone()], block)
-            } else {
-                block(std::slice::from_ref(&hidden))
-            };
-        }
-        pass.rebind_output((None, hidden.clone(), None, Vec::new()));
-        let out = hidden;
+        let out = parallel::run(self.root.as_ref(), x, |x| self.layers(x));
+        pass.rebind_output((None, out.clone(), None, Vec::new()));
         let loss = session.scoped("loss", || match self.loss {
             Some(Loss::Sum) => out.sum_all(),
             _ => {
@@ -117,5 +102,29 @@ impl Mlp {
         if !self.keep_outputs {
             pass.drop_output();
         }
+    }
+
+    fn layers(&self, x: &Tensor) -> Tensor {
+        let mut hidden = x.clone();
+        for segment in self.checkpointing.segments(self.layers.len()) {
+            let call = |index: usize| (format!("layers.{index}"), self.layers[index].clone());
+            let calls: Vec<_> = segment.layers.map(call).collect();
+            let block = move |args: &[Tensor]| {
+                let mut hidden = args[0].clone();
+                for (name, layer) in &calls {
+                    let session = Rc::clone(hidden.session());
+                    hidden = session.scoped(name, || {
+                        layer.run(&hidden, |layer, hidden| Activation::Relu.forward(&layer.forward(hidden)))
+                    });
+                }
+                hidden
+            };
+            hidden = if segment.recomputed {
+                self.checkpointing.run(vec![hidden.clone()], block)
+            } else {
+                block(std::slice::from_ref(&hidden))
+            };
+        }
+        hidden
     }
 }

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use engine::{Session, Tensor};
 
 use crate::causal_lm::Cache;
+use crate::parallel::Ranks;
 use crate::run::Parameters;
 
 /// What a forward pass gives besides the loss, in the order in which it dies: the router's loss, the logits, the
@@ -60,4 +61,6 @@ pub(crate) struct Built {
     pub(crate) vocabulary: Vec<Tensor>,
     /// Names of the setup that name nothing of it, after their setting.
     pub(crate) unmet: Vec<(&'static str, String)>,
+    /// The framework that divides the work between ranks.
+    pub(crate) ranks: Option<Rc<dyn Ranks>>,
 }

@@ -10,6 +10,7 @@ use crate::lora::{Adapter, Lora};
 use crate::loss::Loss;
 use crate::network::{Built, Network};
 use crate::norm::{Norm, RmsNorm};
+use crate::parallel::{self, Job, Parallel, Ranks, Shard, Unit};
 use crate::run::Parameters;
 use crate::setup::{Offload, Quantize, Setup};
 
@@ -32,6 +33,9 @@ pub(crate) struct Builder {
     input_requires_grad: bool,
     /// Parameters are made in host memory.
     on_host: bool,
+    /// Where ranks share the parameters: the training, and the unit of what is being made.
+    shared: Option<(Rc<Job>, Rc<Unit>)>,
+    compute_dtype: Option<Dtype>,
     path: Vec<String>,
     trainable: Vec<Tensor>,
     parameters: Parameters,
@@ -53,6 +57,8 @@ impl Builder {
             unmet: targets.chain(frozen).collect(),
             input_requires_grad: setup.checkpoint != Checkpoint::None,
             on_host: setup.offloads(Offload::Parameters),
+            shared: parallel::share(session, setup),
+            compute_dtype: setup.parallel.as_ref().and_then(Parallel::compute_dtype),
             lora,
             freeze,
             path: Vec::new(),
@@ -70,6 +76,23 @@ impl Builder {
         let result = session.scoped(name, || build(self));
         self.path.pop();
         result
+    }
+
+    /// Runs `build` inside the module `name`, whose parameters ranks that share them bring together at once.
+    pub(crate) fn block<R>(&mut self, name: &str, build: impl FnOnce(&mut Self) -> R) -> Block<R> {
+        self.module(name, |this| {
+            let outer = this.shared.clone();
+            let unit = outer.as_ref().map(|(job, _)| job.unit(false));
+            this.shared = outer.clone().zip(unit.clone()).map(|((job, _), unit)| (job, unit));
+            let module = Rc::new(build(this));
+            this.shared = outer;
+            Block { module, unit }
+        })
+    }
+
+    /// The unit of the whole model, where ranks share its parameters.
+    pub(crate) fn root(&self) -> Option<Rc<Unit>> {
+        self.shared.as_ref().map(|(job, _)| job.root())
     }
 
     /// A parameter of the model itself: frozen where adapters are trained instead, or where the setup says so.
@@ -93,19 +116,36 @@ impl Builder {
 
     /// A parameter that wants a gradient.
     pub(crate) fn trainable(&mut self, name: &'static str, shape: &[u64], dtype: Dtype) -> Tensor {
-        let tensor = self.frozen(name, shape, dtype);
-        tensor.set_requires_grad();
+        let (tensor, shard) = self.made(name, shape, dtype);
         self.parameters.trainable += tensor.numel();
-        self.trainable.push(tensor.clone());
+        match shard {
+            Some(shard) => {
+                shard.set_requires_grad();
+                self.trainable.push(shard.sharded.clone());
+            }
+            None => {
+                tensor.set_requires_grad();
+                self.trainable.push(tensor.clone());
+            }
+        }
         tensor
     }
 
     fn frozen(&mut self, name: &'static str, shape: &[u64], dtype: Dtype) -> Tensor {
+        self.made(name, shape, dtype).0
+    }
+
+    /// A parameter as the modules hold it, and the shard of it that this rank has where ranks share it.
+    fn made(&mut self, name: &'static str, shape: &[u64], dtype: Dtype) -> (Tensor, Option<Rc<Shard>>) {
         let shape = engine::Dims::new(shape);
+        self.count(shape.numel(), shape.numel() * dtype.size());
+        if let Some((_, unit)) = &self.shared
+            && let Some(shard) = unit.add(name, shape, (dtype, self.compute_dtype))
+        {
+            return (shard.whole.clone(), Some(shard));
+        }
         let place = if self.on_host { Tensor::of_host } else { Tensor::of_category };
-        let tensor = place(&self.session, name, Category::Parameter, shape, dtype);
-        self.count(tensor.numel(), tensor.nbytes());
-        tensor
+        (place(&self.session, name, Category::Parameter, shape, dtype), None)
     }
 
     /// Counts a parameter of so many elements in so many bytes.
@@ -173,7 +213,27 @@ impl Builder {
             buffers: self.buffers,
             vocabulary: self.vocabulary,
             unmet: self.unmet,
+            ranks: self.shared.map(|(job, _)| -> Rc<dyn Ranks> { job }),
         }
+    }
+}
+
+/// A repeated layer, and its unit where ranks share its parameters.
+pub(crate) struct Block<M> {
+    module: Rc<M>,
+    unit: Option<Rc<Unit>>,
+}
+
+impl<M> Clone for Block<M> {
+    fn clone(&self) -> Self {
+        Self { module: Rc::clone(&self.module), unit: self.unit.clone() }
+    }
+}
+
+impl<M> Block<M> {
+    /// The forward pass over `hidden`.
+    pub(crate) fn run(&self, hidden: &Tensor, forward: impl FnOnce(&M, &Tensor) -> Tensor) -> Tensor {
+        parallel::run(self.unit.as_ref(), hidden, |hidden| forward(&self.module, hidden))
     }
 }
 

@@ -12,6 +12,7 @@ use crate::families::FAMILIES;
 use crate::gpus::Gpu;
 use crate::loss::Loss;
 use crate::mlp::MlpConfig;
+use crate::parallel::Parallel;
 use crate::setup::{Attention, Offload, Optimizer, Setup, Torch};
 use crate::train;
 
@@ -218,7 +219,8 @@ impl Model {
     /// What sdpa is asked to run in a pass over `seq` tokens; nothing where attention is written out.
     fn attention(&self, setup: &Setup, seq: u64) -> Vec<Problem> {
         let upcast = setup.prepare_kbit.then_some(Dtype::Fp32);
-        let dtype = setup.autocast.or(upcast).or(setup.dtype).or(self.dtype).unwrap_or(Dtype::Fp32);
+        let compute = setup.parallel.as_ref().and_then(Parallel::compute_dtype);
+        let dtype = setup.autocast.or(upcast).or(compute).or(setup.dtype).or(self.dtype).unwrap_or(Dtype::Fp32);
         match setup.attention {
             Attention::Eager => Vec::new(),
             Attention::Sdpa => self.architecture.attention(dtype, seq),
@@ -267,6 +269,7 @@ impl Model {
                     .to_owned(),
             );
         }
+        sentences.extend(setup.parallel.iter().flat_map(|parallel| parallel.assumptions(setup)));
         sentences.extend(setup.loss.and_then(Loss::assumption).map(str::to_owned));
         let kept = match setup.torch {
             Torch::V2_15 => "allocated around each product and freed",

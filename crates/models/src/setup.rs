@@ -7,6 +7,7 @@ use crate::causal_lm::AttentionSetup;
 use crate::checkpoint::Checkpoint;
 use crate::lora::Lora;
 use crate::loss::Loss;
+use crate::parallel::Parallel;
 
 macro_rules! choices {
     ($($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $text:literal),+ $(,)? })+) => {$(
@@ -179,6 +180,10 @@ pub struct Setup {
     pub accumulate: u32,
     /// Data-parallel ranks: enters the effective batch.
     pub world_size: u32,
+    /// The rank that is looked at, from 0.
+    pub rank: u32,
+    /// How ranks divide the work; none: each holds all.
+    pub parallel: Option<Parallel>,
     /// What zero_grad does.
     pub zero_grad: ZeroGrad,
     /// The largest norm of the gradients (`clip_grad_norm_`).
@@ -226,6 +231,8 @@ impl Default for Setup {
             master_weights: false,
             accumulate: 1,
             world_size: 1,
+            rank: 0,
+            parallel: None,
             zero_grad: ZeroGrad::SetToNone,
             clip_grad_norm: None,
             offload: Vec::new(),

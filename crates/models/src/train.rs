@@ -75,6 +75,9 @@ pub(crate) fn train(
         let seq = setup.seq_of_step(step);
         for micro_batch in 1..=setup.accumulate {
             session.mark(step, Some(micro_batch), Phase::FORWARD);
+            if let Some(ranks) = &model.ranks {
+                ranks.begin(micro_batch == setup.accumulate);
+            }
             let batch = model.network.input(session, seq);
             input = Some(batch.clone());
             match setup.saved_on_host() {
@@ -92,6 +95,9 @@ pub(crate) fn train(
                 } else {
                     backward(loss);
                 }
+            }
+            if let Some(ranks) = &model.ranks {
+                ranks.after_backward();
             }
         }
         session.mark(step, None, Phase::UPDATE);

@@ -1,7 +1,7 @@
 //! A model, a setup and a card in; the ledger of the training step out.
 
 use ledger::{Bytes, DeviceKind, Dtype, Tape};
-use models::{Attention, Gpu, Loss, Optimizer, Run, Setup, Traffic};
+use models::{Attention, Gpu, Loss, Optimizer, Parallel, Run, Setup, Traffic};
 use serde_json::{Map, Value, json};
 use wire::{About, Batch, Flops, Ledger, Outside, Parameters};
 
@@ -208,6 +208,8 @@ pub(crate) fn subject(question: &PlanQuestion<'_>) -> Map<String, Value> {
             "master_weights": setup.master_weights,
             "accumulate": setup.accumulate,
             "world_size": setup.world_size,
+            "rank": setup.rank,
+            "parallel": setup.parallel.as_ref().map(parallel),
             "zero_grad": setup.zero_grad.as_str(),
             "clip_grad_norm": setup.clip_grad_norm,
             "offload": setup.offload.iter().map(|what| what.as_str()).collect::<Vec<_>>(),
@@ -230,6 +232,22 @@ pub(crate) fn subject(question: &PlanQuestion<'_>) -> Map<String, Value> {
     match subject {
         Value::Object(subject) => subject,
         _ => Map::new(),
+    }
+}
+
+/// How ranks divide the work, with the options of the framework that does it.
+fn parallel(parallel: &Parallel) -> Value {
+    let dtype = |dtype: Option<Dtype>| dtype.map(Dtype::as_str);
+    match parallel {
+        Parallel::Fsdp2(options) => json!({
+            "kind": parallel.name(),
+            "shard_size": options.shard_size,
+            "reshard_after_forward": options.reshard_after_forward.to_string(),
+            "root_reshard_after_forward": options.root_reshard_after_forward.unwrap_or(false),
+            "mp_param_dtype": dtype(options.param_dtype),
+            "mp_reduce_dtype": dtype(options.reduce_dtype),
+            "no_sync": options.no_sync,
+        }),
     }
 }
 

@@ -165,7 +165,7 @@ struct Gpt2 {
     eager: bool,
     wte: Embedding,
     wpe: Embedding,
-    blocks: Vec<Rc<Block>>,
+    blocks: Vec<crate::nn::Block<Block>>,
     ln_f: LayerNorm,
     lm_head: Head,
 }
@@ -198,7 +198,7 @@ impl Architecture for Gpt2Config {
             let wpe = build.embedding("wpe", self.positions, self.hidden);
             let blocks = (0..self.layers)
                 .map(|layer| {
-                    build.module(&format!("h.{layer}"), |build| Rc::new(self.block(build, attention)))
+                    build.block(&format!("h.{layer}"), |build| self.block(build, attention))
                 })
                 .collect();
             (wte, wpe, blocks, build.layer_norm("ln_f", self.hidden))
@@ -206,7 +206,7 @@ impl Architecture for Gpt2Config {
         let lm_head = build.head(self.hidden, self.vocab, self.tied.then_some(&wte), false);
         let network = Gpt2 {
             config: self.clone(),
-            script: Script::new(setup),
+            script: Script::new(setup, &build),
             checkpointing: Checkpointing::new(setup),
             eager: attention.eager,
             wte,
@@ -263,12 +263,13 @@ impl Gpt2 {
                 if !segment.recomputed {
                     for index in segment.layers {
                         hidden = session.scoped(&format!("h.{index}"), || {
-                            self.blocks[index].forward(&hidden, mask.as_ref(), cache.as_ref())
+                            let (mask, cache) = (mask.as_ref(), cache.as_ref());
+                            self.blocks[index].run(&hidden, |block, hidden| block.forward(hidden, mask, cache))
                         });
                     }
                     continue;
                 }
-                let call = |index| (format!("h.{index}"), Rc::clone(&self.blocks[index]));
+                let call = |index: usize| (format!("h.{index}"), self.blocks[index].clone());
                 let calls: Vec<_> = segment.layers.map(call).collect();
                 let mut args = vec![hidden.clone()];
                 args.extend(mask.clone());
@@ -278,7 +279,9 @@ impl Gpt2 {
                     let mut hidden = args[0].clone();
                     for (name, block) in &calls {
                         let session = Rc::clone(hidden.session());
-                        hidden = session.scoped(name, || block.forward(&hidden, args.get(1), None));
+                        hidden = session.scoped(name, || {
+                            block.run(&hidden, |block, hidden| block.forward(hidden, args.get(1), None))
+                        });
                     }
                     hidden
                 });

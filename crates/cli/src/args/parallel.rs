@@ -1,0 +1,98 @@
+//! The settings of `plan` that say how ranks divide the work: a flag and a key of a setup file each.
+
+use anyhow::{Result, bail};
+use clap::Args;
+use vramledger::ledger::Dtype;
+use vramledger::models::{Fsdp2, Parallel, Reshard};
+
+use crate::value;
+
+/// How ranks divide the work, and the options of the framework that does it.
+#[derive(Args, Clone, Default, PartialEq)]
+pub struct ParallelSettings {
+    /// How ranks divide the work: fsdp2 (fully_shard on every block and the root), hsdp (the same in groups of
+    /// --shard-size ranks) [default: each rank holds all of it]
+    #[arg(long, value_name = "KIND", value_parser = ["fsdp2", "hsdp"], hide_possible_values = true, help_heading = "Ranks")]
+    pub parallel: Option<String>,
+    /// Ranks, for the effective batch and for what each of them holds [default: 1]
+    #[arg(long, value_name = "N", value_parser = value::positive_u32, help_heading = "Ranks", allow_negative_numbers = true)]
+    pub world_size: Option<u32>,
+    /// The rank that is planned, from 0 [default: 0]
+    #[arg(long, value_name = "R", help_heading = "Ranks", allow_negative_numbers = true)]
+    pub rank: Option<u32>,
+    /// Gradients are reduced in the last micro-batch alone [default: in each]
+    #[arg(long, help_heading = "Ranks")]
+    pub no_sync: bool,
+
+    /// Ranks that share one copy of the parameters
+    #[arg(long, value_name = "N", value_parser = value::positive_u32, help_heading = "Ranks: hsdp", allow_negative_numbers = true)]
+    pub shard_size: Option<u32>,
+    /// What becomes of a block's parameters after forward: true (they are freed), false (they stay), N (ranks in
+    /// groups of N share a copy) [default: true]
+    #[arg(long, value_name = "true|false|N", value_parser = str::parse::<Reshard>, help_heading = "Ranks: fsdp2, hsdp")]
+    pub reshard_after_forward: Option<Reshard>,
+    /// Whether those of the root are freed after forward [default: false]
+    #[arg(long, value_name = "true|false", help_heading = "Ranks: fsdp2, hsdp")]
+    pub root_reshard_after_forward: Option<bool>,
+    /// Dtype in which parameters are gathered and computed with [default: --dtype]
+    #[arg(long, value_name = "DTYPE", value_parser = value::float_dtype(), help_heading = "Ranks: fsdp2, hsdp")]
+    pub mp_param_dtype: Option<Dtype>,
+    /// Dtype in which gradients are reduced [default: --dtype]
+    #[arg(long, value_name = "DTYPE", value_parser = value::float_dtype(), help_heading = "Ranks: fsdp2, hsdp")]
+    pub mp_reduce_dtype: Option<Dtype>,
+}
+
+impl ParallelSettings {
+    /// These settings, and those of `file` where there are none.
+    pub fn over(&self, file: Self) -> Self {
+        Self {
+            parallel: self.parallel.clone().or(file.parallel),
+            world_size: self.world_size.or(file.world_size),
+            rank: self.rank.or(file.rank),
+            no_sync: self.no_sync || file.no_sync,
+            shard_size: self.shard_size.or(file.shard_size),
+            reshard_after_forward: self.reshard_after_forward.or(file.reshard_after_forward),
+            root_reshard_after_forward: self.root_reshard_after_forward.or(file.root_reshard_after_forward),
+            mp_param_dtype: self.mp_param_dtype.or(file.mp_param_dtype),
+            mp_reduce_dtype: self.mp_reduce_dtype.or(file.mp_reduce_dtype),
+        }
+    }
+
+    /// How ranks divide the work.
+    pub fn parallel(&self) -> Result<Option<Parallel>> {
+        let kind = self.parallel.as_deref();
+        let sharded: &[&str] = &["fsdp2", "hsdp"];
+        let given: [(&str, bool, &[&str]); 6] = [
+            ("no-sync", self.no_sync, sharded),
+            ("shard-size", self.shard_size.is_some(), &["hsdp"]),
+            ("reshard-after-forward", self.reshard_after_forward.is_some(), sharded),
+            ("root-reshard-after-forward", self.root_reshard_after_forward.is_some(), sharded),
+            ("mp-param-dtype", self.mp_param_dtype.is_some(), sharded),
+            ("mp-reduce-dtype", self.mp_reduce_dtype.is_some(), sharded),
+        ];
+        for (key, _, kinds) in given.into_iter().filter(|(_, given, _)| *given) {
+            let theirs = kinds.join(" or ");
+            match kind {
+                None => bail!("`--{key}` is of ranks that divide the work: it needs `--parallel {theirs}`"),
+                Some(kind) if !kinds.contains(&kind) => {
+                    bail!("`--{key}` is of {theirs}, and `--parallel` is {kind}")
+                }
+                Some(_) => {}
+            }
+        }
+        if kind == Some("hsdp") && self.shard_size.is_none() {
+            bail!("`--parallel hsdp` needs `--shard-size`, the ranks that share one copy of the parameters");
+        }
+        Ok(match kind {
+            Some("fsdp2" | "hsdp") => Some(Parallel::Fsdp2(Fsdp2 {
+                shard_size: self.shard_size,
+                reshard_after_forward: self.reshard_after_forward.unwrap_or_default(),
+                root_reshard_after_forward: self.root_reshard_after_forward,
+                param_dtype: self.mp_param_dtype,
+                reduce_dtype: self.mp_reduce_dtype,
+                no_sync: self.no_sync,
+            })),
+            _ => None,
+        })
+    }
+}

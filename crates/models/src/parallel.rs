@@ -1,0 +1,97 @@
+//! How ranks divide the training of a model, and what each of them holds.
+
+mod fsdp2;
+
+use std::rc::Rc;
+
+use engine::{Session, Tensor};
+
+use crate::contradiction::Contradiction;
+use crate::setup::{Offload, Setup};
+
+pub use fsdp2::{Fsdp2, Reshard};
+pub(crate) use fsdp2::{Job, Shard, Unit};
+
+/// How the work of a step is divided between ranks, with the options of the framework that does it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Parallel {
+    /// `fully_shard` of FSDP2 on every block and the root, perhaps replicated (HSDP).
+    Fsdp2(Fsdp2),
+}
+
+impl Parallel {
+    /// Its name on the command line.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Fsdp2(options) => options.name(),
+        }
+    }
+
+    /// The dtype in which the model computes, where it is not that of the weights.
+    pub(crate) const fn compute_dtype(&self) -> Option<ledger::Dtype> {
+        match self {
+            Self::Fsdp2(options) => options.param_dtype,
+        }
+    }
+
+    /// What the plan has to assume of it.
+    pub(crate) fn assumptions(&self, setup: &Setup) -> Vec<String> {
+        match self {
+            Self::Fsdp2(options) => options.assumptions(setup),
+        }
+    }
+
+    /// The settings that it cannot have, where there are any.
+    fn contradiction(&self, setup: &Setup) -> Option<Contradiction> {
+        match self {
+            Self::Fsdp2(options) => options.contradiction(setup),
+        }
+    }
+}
+
+/// What the training loop asks of the framework that divides the work.
+pub(crate) trait Ranks {
+    /// Before the forward pass of a micro-batch; `last`: of the last one before the update.
+    fn begin(&self, _last: bool) {}
+
+    /// After the backward pass of a micro-batch.
+    fn after_backward(&self) {}
+
+    /// What the optimizer steps, where it is not the parameters of the model.
+    fn stepped(&self) -> Option<Vec<Tensor>> {
+        None
+    }
+}
+
+/// The training whose ranks share the parameters, and the unit of the root; none where each rank has all of them.
+pub(crate) fn share(session: &Rc<Session>, setup: &Setup) -> Option<(Rc<Job>, Rc<Unit>)> {
+    let Some(Parallel::Fsdp2(options)) = &setup.parallel else { return None };
+    let rank = (setup.rank, setup.world_size);
+    let job = Job::new(session, options, rank, setup.offloads(Offload::Parameters));
+    let root = job.root();
+    Some((job, root))
+}
+
+/// The forward pass of a module over `input`, whose parameters `unit` has where ranks share them.
+pub(crate) fn run(unit: Option<&Rc<Unit>>, input: &Tensor, forward: impl FnOnce(&Tensor) -> Tensor) -> Tensor {
+    let Some(unit) = unit else { return forward(input) };
+    let mut results = unit.run(vec![input.clone()], |inputs| vec![forward(&inputs[0])]);
+    results.swap_remove(0)
+}
+
+/// The first settings of ranks that rule each other out.
+pub(crate) fn contradiction(setup: &Setup) -> Option<Contradiction> {
+    let told = |settings: &[&'static str], sentence: String| {
+        Some(Contradiction { settings: settings.to_vec(), sentence })
+    };
+    if setup.world_size > 0 && setup.rank >= setup.world_size {
+        let (rank, world) = (setup.rank, setup.world_size);
+        let sentence = format!("`--rank {rank}`: ranks count from 0, and `--world-size` is {world}");
+        return told(&["rank", "world-size"], sentence);
+    }
+    let Some(parallel) = &setup.parallel else {
+        let sentence = "`--rank` is of ranks that divide the work: it needs `--parallel`".to_owned();
+        return if setup.rank > 0 { told(&["rank"], sentence) } else { None };
+    };
+    parallel.contradiction(setup)
+}
