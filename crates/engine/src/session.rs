@@ -554,7 +554,11 @@ impl Session {
     pub(crate) fn gradient_category(&self, of: Option<ObjectId>) -> Category {
         let category = of.map(|of| self.category_of(of));
         let gathered = category == Some(Category::CommunicationBuffer);
-        if gathered || category == Some(Category::Parameter) { Category::Gradient } else { Category::Temporary }
+        if gathered || category == Some(Category::Parameter) {
+            Category::Gradient
+        } else {
+            Category::Temporary
+        }
     }
 
     /// Gives `object` a new name and category, from here on.

@@ -447,7 +447,15 @@ impl Tensor {
     /// A view of `shape` from element `start` on, without history and without a base.
     pub fn window(&self, start: u64, shape: Dims) -> Self {
         let storage = Rc::clone(&self.0.storage);
-        Self::from_parts(self.session(), storage, None, shape, shape.contiguous_strides(), start, self.dtype())
+        Self::from_parts(
+            self.session(),
+            storage,
+            None,
+            shape,
+            shape.contiguous_strides(),
+            start,
+            self.dtype(),
+        )
     }
 
     /// The memory behind this tensor is of `category` from here on.

@@ -56,11 +56,6 @@ pub(crate) trait Ranks {
 
     /// After the backward pass of a micro-batch.
     fn after_backward(&self) {}
-
-    /// What the optimizer steps, where it is not the parameters of the model.
-    fn stepped(&self) -> Option<Vec<Tensor>> {
-        None
-    }
 }
 
 /// The training whose ranks share the parameters, and the unit of the root; none where each rank has all of them.
@@ -73,7 +68,11 @@ pub(crate) fn share(session: &Rc<Session>, setup: &Setup) -> Option<(Rc<Job>, Rc
 }
 
 /// The forward pass of a module over `input`, whose parameters `unit` has where ranks share them.
-pub(crate) fn run(unit: Option<&Rc<Unit>>, input: &Tensor, forward: impl FnOnce(&Tensor) -> Tensor) -> Tensor {
+pub(crate) fn run(
+    unit: Option<&Rc<Unit>>,
+    input: &Tensor,
+    forward: impl FnOnce(&Tensor) -> Tensor,
+) -> Tensor {
     let Some(unit) = unit else { return forward(input) };
     let mut results = unit.run(vec![input.clone()], |inputs| vec![forward(&inputs[0])]);
     results.swap_remove(0)

@@ -220,7 +220,8 @@ impl Model {
     fn attention(&self, setup: &Setup, seq: u64) -> Vec<Problem> {
         let upcast = setup.prepare_kbit.then_some(Dtype::Fp32);
         let compute = setup.parallel.as_ref().and_then(Parallel::compute_dtype);
-        let dtype = setup.autocast.or(upcast).or(compute).or(setup.dtype).or(self.dtype).unwrap_or(Dtype::Fp32);
+        let dtype =
+            setup.autocast.or(upcast).or(compute).or(setup.dtype).or(self.dtype).unwrap_or(Dtype::Fp32);
         match setup.attention {
             Attention::Eager => Vec::new(),
             Attention::Sdpa => self.architecture.attention(dtype, seq),

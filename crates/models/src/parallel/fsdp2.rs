@@ -133,12 +133,28 @@ impl Fsdp2 {
             .collect();
         let bars: [(&'static str, bool, &str); 9] = [
             ("optimizer", !planned, "the optimizer of shards is sgd, adam, adamw, rmsprop or adagrad"),
-            ("quantize", setup.quantize.is_some_and(|_: Quantize| true), "weights of 4 bits are not planned with it"),
+            (
+                "quantize",
+                setup.quantize.is_some_and(|_: Quantize| true),
+                "weights of 4 bits are not planned with it",
+            ),
             ("prepare-kbit", setup.prepare_kbit, "weights of 4 bits are not planned with it"),
-            ("loss", setup.loss.is_some_and(|loss| !loss.is_of_mlp()), "the loss is that of the model itself"),
-            ("checkpoint-reentrant", setup.checkpoint_reentrant, "a reentrant checkpoint is not planned with it"),
+            (
+                "loss",
+                setup.loss.is_some_and(|loss| !loss.is_of_mlp()),
+                "the loss is that of the model itself",
+            ),
+            (
+                "checkpoint-reentrant",
+                setup.checkpoint_reentrant,
+                "a reentrant checkpoint is not planned with it",
+            ),
             ("optimizer-in-backward", setup.optimizer_in_backward, "it steps after backward"),
-            ("master-weights", setup.master_weights, "shards of fp32 with `--mp-param-dtype` are its master weights"),
+            (
+                "master-weights",
+                setup.master_weights,
+                "shards of fp32 with `--mp-param-dtype` are its master weights",
+            ),
             ("capturable", setup.capturable, "a captured step of shards is not planned"),
             ("offload", !offloaded.is_empty(), "`--offload parameters` takes the optimizer with it"),
         ];

@@ -44,15 +44,13 @@ pub(super) fn chunk_cat(session: &Rc<Session>, grads: &[Tensor], wholes: &[u64],
         return table(session, "chunk_cat", 4 * count + 2 * (count + 1) + blocks);
     }
     // Kernel by kernel: gradients of several dtypes are cast, and uneven ones padded.
-    let temporary = |what, elements, dtype| {
-        Tensor::of_category(session, what, Category::Temporary, [elements], dtype)
-    };
+    let temporary =
+        |what, elements, dtype| Tensor::of_category(session, what, Category::Temporary, [elements], dtype);
     let cast = |grad: &Tensor| (!same && grad.dtype() != into).then(|| temporary("cast", grad.numel(), into));
     let cast: Vec<Option<Tensor>> = grads.iter().map(cast).collect();
     let dtype = if same { from } else { into };
-    let pad = |(grad, whole): (&Tensor, &u64)| {
-        (*whole != grad.numel()).then(|| temporary("padded", *whole, dtype))
-    };
+    let pad =
+        |(grad, whole): (&Tensor, &u64)| (*whole != grad.numel()).then(|| temporary("padded", *whole, dtype));
     let padded: Vec<Option<Tensor>> = grads.iter().zip(wholes).map(pad).collect();
     drop(padded);
     drop(cast);

@@ -332,7 +332,8 @@ impl Unit {
             let flat = dtype.map(|dtype| job.buffer("all_gather_input", elements, dtype));
             let bytes: u64 = params.iter().map(|param| param.source().0 * param.whole.dtype().size()).sum();
             let first = params.first().map_or(Dtype::Uint8, |param| param.whole.dtype());
-            let dtype = if params.iter().all(|param| param.whole.dtype() == first) { first } else { Dtype::Uint8 };
+            let dtype =
+                if params.iter().all(|param| param.whole.dtype() == first) { first } else { Dtype::Uint8 };
             let output = job.buffer("all_gather_output", bytes / dtype.size() * ranks, dtype);
             job.session.collective(Collective::AllGather, bytes * ranks);
             release!(flat);
@@ -443,7 +444,8 @@ impl Unit {
         while let Some(grad) = grads.pop() {
             drop(grad);
         }
-        let output = job.session.on_stream(REDUCE, || job.buffer("reduce_scatter_output", elements / ranks, dtype));
+        let output =
+            job.session.on_stream(REDUCE, || job.buffer("reduce_scatter_output", elements / ranks, dtype));
         if ranks > 1 {
             job.session.collective(Collective::ReduceScatter, input.nbytes());
         }
