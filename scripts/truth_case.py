@@ -29,6 +29,7 @@ import truth_adapters
 import truth_checkpoint
 import truth_losses
 import truth_optimizers
+import truth_ranks
 
 # What the recorder of `vramledger emulate` uses for the same purpose.
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../crates/emulator/bootstrap"))
@@ -275,6 +276,7 @@ class Run:
             length = lengths[(step - 1) % len(lengths)]
             for micro_batch in range(1, accumulate + 1):
                 self.enter(step, micro_batch, "forward")
+                truth_ranks.begin(model, setup["parallel"], micro_batch == accumulate)
                 if self.model_spec["class"] == "mlp":
                     x = torch.randn(setup["batch"], self.model_spec["config"]["width"], device="cuda", dtype=self.dtype)
                     with self.surroundings():
@@ -398,12 +400,13 @@ class Run:
 
             # DDP wants results of its collectives, which the process group that does nothing has not.
             backend = "nccl" if parallel["kind"] == "ddp" else "fake"
-            vramledger_ranks.start(backend, 0, parallel["world"])
-        if parallel["kind"] == "fsdp2":
-            self.shard(model, parallel)
+            vramledger_ranks.start(backend, parallel.get("rank", 0), parallel["world"])
+        sharded = parallel["kind"] in ("fsdp2", "hsdp")
         on_host = "parameters" in setup.get("offload", ())
+        if sharded:
+            truth_ranks.shard(model, parallel, on_host)
         materialize(model, {}, "cpu" if on_host else "cuda")
-        if on_host:
+        if on_host and not sharded:
             use_on_device(model)
         if parallel["kind"] == "ddp":
             arguments = {"gradient_as_bucket_view": parallel["gradient_as_bucket_view"]}
@@ -413,25 +416,6 @@ class Run:
                 model, device_ids=[0], init_sync=parallel["init_sync"], **arguments
             )
         return model
-
-    def shard(self, model, parallel):
-        """FSDP2 with every decoder block and the root as units."""
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-        dtypes = {None: None, "bf16": self.torch.bfloat16, "fp16": self.torch.float16, "fp32": self.torch.float32}
-        arguments = {"mesh": init_device_mesh("cuda", (parallel["world"],))}
-        if parallel["mp"]:
-            policy = MixedPrecisionPolicy(
-                param_dtype=dtypes[parallel["mp"]], reduce_dtype=dtypes[parallel["reduce_dtype"]]
-            )
-            arguments["mp_policy"] = policy
-        blocks = model.transformer.h if hasattr(model, "transformer") else model.model.layers
-        for block in blocks:
-            fully_shard(block, reshard_after_forward=parallel["reshard_after_forward"], **arguments)
-        if parallel["root_reshard_after_forward"] is not None:
-            arguments["reshard_after_forward"] = parallel["root_reshard_after_forward"]
-        fully_shard(model, **arguments)
 
     def truth(self):
         torch = self.torch

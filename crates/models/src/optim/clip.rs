@@ -1,12 +1,13 @@
 //! `torch.nn.utils.clip_grad_norm_` with foreach.
 
-use engine::{Tensor, release};
+use engine::{Collective, Tensor, release};
 use ledger::{Category, Dtype};
 
 use super::List;
 
-/// Clips the gradients of `parameters`.
-pub(crate) fn clip_grad_norm(parameters: &[Tensor]) {
+/// Clips the gradients of `parameters`, which are the shards of ranks that sum the squares of their norms where
+/// `shared`.
+pub(crate) fn clip_grad_norm(parameters: &[Tensor], shared: bool) {
     let grads: Vec<Tensor> = parameters.iter().filter_map(Tensor::grad).collect();
     let Some(first) = grads.first() else { return };
     let session = first.session();
@@ -23,7 +24,17 @@ pub(crate) fn clip_grad_norm(parameters: &[Tensor]) {
     let norms: List = grads.iter().map(|_| scalar("clip_grad_norm.norm")).collect();
     release!(partials, addresses);
     let stacked = Tensor::of_category(session, "clip_grad_norm.stack", Category::Temporary, [count], dtype);
+    let list = |what| Tensor::of_category(session, what, Category::Temporary, [count], dtype);
+    let summed = shared.then(|| {
+        let squares = list("clip_grad_norm.squares");
+        let reduced = list("clip_grad_norm.all_reduce");
+        session.collective(Collective::AllReduce, reduced.nbytes());
+        let roots = list("clip_grad_norm.roots");
+        release!(squares, reduced);
+        roots
+    });
     let total = scalar("clip_grad_norm.total");
+    release!(summed);
     release!(stacked);
     release!(norms);
     let shifted = scalar("clip_grad_norm.coefficient");

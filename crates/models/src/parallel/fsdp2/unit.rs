@@ -154,7 +154,7 @@ impl Job {
     fn finish_backward(&self) {
         let units = self.units.borrow().clone();
         for unit in &units {
-            if unit.activity.get() != Activity::PostBackward {
+            if unit.activity.get() != Activity::PostBackward && !unit.is_empty() {
                 unit.post_backward(self);
             }
             unit.activity.set(Activity::Idle);
@@ -225,7 +225,7 @@ impl Unit {
         self.activity.set(Activity::Forward);
         self.unshard(job);
         self.wait_for_unshard(job);
-        if !job.session.grad_enabled() {
+        if !job.session.grad_enabled() || self.is_empty() {
             return inputs;
         }
         let wanted: Vec<Tensor> = inputs.iter().filter(|input| input.requires_grad()).cloned().collect();
@@ -247,7 +247,7 @@ impl Unit {
         if self.module.get() == Activity::PreBackward {
             return;
         }
-        if !job.session.is_in_backward() {
+        if !job.session.is_in_backward() && !self.is_empty() {
             self.reshard(job);
             let mut order = job.order.borrow_mut();
             self.passes.borrow_mut().push(order.len());
@@ -274,7 +274,7 @@ impl Unit {
             let session = Rc::clone(&job.session);
             session.after_backward(move || job.finish_backward());
         }
-        if self.activity.get() == Activity::PreBackward {
+        if self.activity.get() == Activity::PreBackward || self.is_empty() {
             return;
         }
         self.activity.set(Activity::PreBackward);
@@ -290,11 +290,29 @@ impl Unit {
         }
     }
 
-    /// A gradient stays in the dtype of the pass, unless it begins to be kept over micro-batches.
+    /// Whether the module has no parameters of its own.
+    fn is_empty(&self) -> bool {
+        self.params.borrow().is_empty()
+    }
+
+    /// A gradient that would be cast to a wider dtype stays in that of the pass until it is reduced, unless it
+    /// begins to be kept over micro-batches.
     fn defer_upcast(&self, job: &Job) {
         for param in self.params.borrow().iter() {
-            let deferred = job.reduces.get() || param.whole.grad().is_some();
-            param.whole.set_grad_dtype((!deferred).then(|| self.dtype_of_gradient(job, param)));
+            let dtype = self.dtype_of_gradient(job, param);
+            let wider = dtype.size() > param.whole.dtype().size();
+            let deferred = wider && (job.reduces.get() || param.whole.grad().is_some());
+            param.whole.set_grad_dtype((!deferred).then_some(dtype));
+        }
+    }
+
+    /// What was deferred and not reduced is cast now.
+    fn upcast(&self, job: &Job) {
+        for param in self.params.borrow().iter() {
+            let dtype = self.dtype_of_gradient(job, param);
+            if let Some(grad) = param.whole.grad().filter(|grad| grad.dtype() != dtype) {
+                param.whole.set_grad(Some(grad.to(dtype)));
+            }
         }
     }
 
@@ -304,7 +322,7 @@ impl Unit {
     }
 
     fn unshard(&self, job: &Job) {
-        if self.gather.borrow().is_some() || self.held.get() == Held::Whole {
+        if self.gather.borrow().is_some() || self.held.get() == Held::Whole || self.is_empty() {
             return;
         }
         let ranks = self.ranks_of_gather(job);
@@ -370,11 +388,14 @@ impl Unit {
         let params = self.params.borrow();
         match &output {
             None => {
+                let mut input = None;
                 for param in params.iter() {
-                    let input = self.in_scope(job, || self.input(job, param));
+                    // The name holds what it had until it is bound anew.
+                    let new = self.in_scope(job, || self.input(job, param));
+                    drop(std::mem::replace(&mut input, new));
                     param.allocate(1);
-                    drop(input);
                 }
+                drop(input);
             }
             Some(_) => {
                 params.iter().for_each(|param| param.allocate(ranks));
@@ -416,6 +437,7 @@ impl Unit {
     fn post_backward(&self, job: &Job) {
         self.activity.set(Activity::PostBackward);
         if !job.reduces.get() {
+            self.upcast(job);
             return self.reshard(job);
         }
         let params = self.params.borrow();
