@@ -168,8 +168,12 @@ impl Decoder {
                         let cache = cache.as_ref().map(|cache| (cache, window));
                         hidden = session.scoped(&format!("layers.{index}"), || {
                             let (angles, mask) = (angles(index), mask(index).as_ref());
-                            self.layers[index]
-                                .run(&hidden, |layer, hidden| layer.forward(hidden, angles, mask, cache))
+                            self.layers[index].run(
+                                [&hidden, &angles.cos, &angles.sin],
+                                |layer, [hidden, cos, sin]| {
+                                    layer.forward(hidden, &Angles::of(cos, sin), mask, cache)
+                                },
+                            )
                         });
                     }
                     continue;
@@ -183,10 +187,12 @@ impl Decoder {
                 hidden = self.checkpointing.run(vec![hidden.clone()], move |args| {
                     let mut hidden = args[0].clone();
                     for (name, layer, kept) in &calls {
-                        let (angles, mask) = (kept.angles(), kept.mask.as_ref());
+                        let mask = kept.mask.as_ref();
                         let session = Rc::clone(hidden.session());
                         hidden = session.scoped(name, || {
-                            layer.run(&hidden, |layer, hidden| layer.forward(hidden, &angles, mask, None))
+                            layer.run([&hidden, &kept.cos, &kept.sin], |layer, [hidden, cos, sin]| {
+                                layer.forward(hidden, &Angles::of(cos, sin), mask, None)
+                            })
                         });
                     }
                     hidden
@@ -225,10 +231,6 @@ impl Kept {
             cos,
             _position_ids_last: (!position_ids_first).then(|| position_ids.clone()),
         }
-    }
-
-    fn angles(&self) -> Angles {
-        Angles { cos: self.cos.clone(), sin: self.sin.clone() }
     }
 }
 

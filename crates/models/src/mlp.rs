@@ -88,7 +88,7 @@ impl Network for Mlp {
 impl Mlp {
     fn run(&self, x: &Tensor, pass: &mut Pass) {
         let session = Rc::clone(x.session());
-        let out = parallel::run(self.root.as_ref(), x, |x| self.layers(x));
+        let out = parallel::run(self.root.as_ref(), [x], |[x]| self.layers(x));
         pass.rebind_output((None, out.clone(), None, Vec::new()));
         let loss = session.scoped("loss", || match self.loss {
             Some(Loss::Sum) => out.sum_all(),
@@ -114,7 +114,9 @@ impl Mlp {
                 for (name, layer) in &calls {
                     let session = Rc::clone(hidden.session());
                     hidden = session.scoped(name, || {
-                        layer.run(&hidden, |layer, hidden| Activation::Relu.forward(&layer.forward(hidden)))
+                        layer.run([&hidden], |layer, [hidden]| {
+                            Activation::Relu.forward(&layer.forward(hidden))
+                        })
                     });
                 }
                 hidden

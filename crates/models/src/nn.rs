@@ -231,9 +231,13 @@ impl<M> Clone for Block<M> {
 }
 
 impl<M> Block<M> {
-    /// The forward pass over `hidden`.
-    pub(crate) fn run(&self, hidden: &Tensor, forward: impl FnOnce(&M, &Tensor) -> Tensor) -> Tensor {
-        parallel::run(self.unit.as_ref(), hidden, |hidden| forward(&self.module, hidden))
+    /// The forward pass over `inputs`: the floating-point ones that may have another dtype than the module.
+    pub(crate) fn run<const N: usize>(
+        &self,
+        inputs: [&Tensor; N],
+        forward: impl FnOnce(&M, [&Tensor; N]) -> Tensor,
+    ) -> Tensor {
+        parallel::run(self.unit.as_ref(), inputs, |inputs| forward(&self.module, inputs))
     }
 }
 

@@ -34,6 +34,13 @@ impl Parallel {
         }
     }
 
+    /// The ranks that share each gradient by its rows, of `world`.
+    pub(crate) fn shards(&self, world: u32) -> u32 {
+        match self {
+            Self::Fsdp2(options) => options.shards(world),
+        }
+    }
+
     /// What the plan has to assume of it.
     pub(crate) fn assumptions(&self, setup: &Setup) -> Vec<String> {
         match self {
@@ -67,14 +74,15 @@ pub(crate) fn share(session: &Rc<Session>, setup: &Setup) -> Option<(Rc<Job>, Rc
     Some((job, root))
 }
 
-/// The forward pass of a module over `input`, whose parameters `unit` has where ranks share them.
-pub(crate) fn run(
+/// The forward pass of a module over `inputs`, whose parameters `unit` has where ranks share them.
+pub(crate) fn run<const N: usize>(
     unit: Option<&Rc<Unit>>,
-    input: &Tensor,
-    forward: impl FnOnce(&Tensor) -> Tensor,
+    inputs: [&Tensor; N],
+    forward: impl FnOnce([&Tensor; N]) -> Tensor,
 ) -> Tensor {
-    let Some(unit) = unit else { return forward(input) };
-    let mut results = unit.run(vec![input.clone()], |inputs| vec![forward(&inputs[0])]);
+    let Some(unit) = unit else { return forward(inputs) };
+    let inputs = inputs.into_iter().cloned().collect();
+    let mut results = unit.run(inputs, |inputs| vec![forward(std::array::from_fn(|index| &inputs[index]))]);
     results.swap_remove(0)
 }
 

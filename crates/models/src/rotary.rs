@@ -57,6 +57,12 @@ pub(crate) struct Angles {
     pub(crate) sin: Tensor,
 }
 
+impl Angles {
+    pub(crate) fn of(cos: &Tensor, sin: &Tensor) -> Self {
+        Self { cos: cos.clone(), sin: sin.clone() }
+    }
+}
+
 impl Rotary {
     /// What Llama has: whole heads of `size` turn, by settled frequencies.
     pub(crate) const fn whole(size: u64) -> Self {

@@ -9,7 +9,6 @@ use ledger::{Device, DeviceKind, Phase};
 use crate::gpus::Gpu;
 use crate::network::{Built, Pass};
 use crate::optim::{Form, Masters, Offloaded, Optimizer, clip_grad_norm};
-use crate::parallel::Parallel;
 use crate::run::{Flops, PlanError, Run};
 use crate::setup::{Offload, Optimizer as OptimizerKind, Setup, Torch, ZeroGrad};
 
@@ -105,7 +104,8 @@ pub(crate) fn train(
         session.with_grad(false, || {
             let stepped = update.stepped(&model.trainable);
             if setup.clip_grad_norm.is_some() {
-                let shared = matches!(setup.parallel, Some(Parallel::Fsdp2(_)));
+                let shared =
+                    setup.parallel.as_ref().is_some_and(|parallel| parallel.shards(setup.world_size) > 1);
                 clip_grad_norm(&stepped, shared);
             }
             update.run(setup.zero_grad);

@@ -264,7 +264,7 @@ impl Gpt2 {
                     for index in segment.layers {
                         hidden = session.scoped(&format!("h.{index}"), || {
                             let (mask, cache) = (mask.as_ref(), cache.as_ref());
-                            self.blocks[index].run(&hidden, |block, hidden| block.forward(hidden, mask, cache))
+                            self.blocks[index].run([&hidden], |block, [hidden]| block.forward(hidden, mask, cache))
                         });
                     }
                     continue;
@@ -280,7 +280,7 @@ impl Gpt2 {
                     for (name, block) in &calls {
                         let session = Rc::clone(hidden.session());
                         hidden = session.scoped(name, || {
-                            block.run(&hidden, |block, hidden| block.forward(hidden, args.get(1), None))
+                            block.run([&hidden], |block, [hidden]| block.forward(hidden, args.get(1), None))
                         });
                     }
                     hidden

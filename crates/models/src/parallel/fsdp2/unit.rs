@@ -203,7 +203,6 @@ impl Unit {
         };
         let inputs = self.pre_forward(&job, inputs);
         let results = forward(&inputs);
-        drop(inputs);
         if !job.session.has_stopped() {
             self.post_forward(&job, &results);
         }
