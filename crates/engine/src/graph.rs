@@ -50,13 +50,14 @@ pub(crate) struct Node {
     function: RefCell<Option<Function>>,
     next: RefCell<Next>,
     saved: RefCell<SmallVec<[Saved; 2]>>,
-    outputs: RefCell<SmallVec<[(Dims, Dtype); 1]>>,
+    /// Their shapes, and the dtypes that their gradients must have.
+    outputs: RefCell<SmallVec<[(Dims, Option<Dtype>); 1]>>,
     /// What runs when the gradients of its outputs are there, before it does.
     pre_hooks: RefCell<Vec<Box<dyn Fn()>>>,
 }
 
 impl Node {
-    pub(crate) fn accumulate(leaf: Tensor, dtype: Dtype) -> Self {
+    pub(crate) fn accumulate(leaf: Tensor, dtype: Option<Dtype>) -> Self {
         let outputs = smallvec![(leaf.shape(), dtype)];
         Self {
             sequence: u64::MAX,
@@ -70,7 +71,7 @@ impl Node {
     }
 
     /// Its gradients come in `dtype` from here on.
-    pub(crate) fn set_dtype(&self, dtype: Dtype) {
+    pub(crate) fn set_dtype(&self, dtype: Option<Dtype>) {
         for (_, of_output) in &mut *self.outputs.borrow_mut() {
             *of_output = dtype;
         }
@@ -190,7 +191,7 @@ impl Op {
     fn attach(self, results: &[Tensor], function: Function) {
         let Some(node) = self.node else { return };
         *node.function.borrow_mut() = Some(function);
-        *node.outputs.borrow_mut() = results.iter().map(|result| (result.shape(), result.dtype())).collect();
+        *node.outputs.borrow_mut() = results.iter().map(|result| (result.shape(), Some(result.dtype()))).collect();
         for (input, result) in results.iter().enumerate() {
             result.set_function(Edge { node: Rc::clone(&node), input });
         }
@@ -398,11 +399,11 @@ fn run_node(node: &Rc<Node>, grads: InputBuffer) -> Grads {
 }
 
 /// A gradient as its receiver wants it: summed to the receiver's shape, then cast to its dtype.
-fn validate(mut gradient: Tensor, shape: Dims, dtype: Dtype) -> Tensor {
+fn validate(mut gradient: Tensor, shape: Dims, dtype: Option<Dtype>) -> Tensor {
     if gradient.shape() != shape {
         gradient = gradient.sum_to(shape);
     }
-    if gradient.dtype() != dtype {
+    if let Some(dtype) = dtype.filter(|dtype| gradient.dtype() != *dtype) {
         gradient = gradient.to(dtype);
     }
     gradient

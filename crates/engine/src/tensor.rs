@@ -57,7 +57,8 @@ struct Autograd {
     accumulator: Weak<Node>,
     grad: Option<Tensor>,
     accumulated: Option<Rc<dyn Fn()>>,
-    grad_dtype: Option<Dtype>,
+    /// Set where it is not the leaf's own.
+    grad_dtype: Option<Option<Dtype>>,
 }
 
 /// Whether a tensor wants a gradient, and the function it came from.
@@ -390,7 +391,7 @@ impl Tensor {
             return None;
         }
         let node = autograd.accumulator.upgrade().unwrap_or_else(|| {
-            let node = Rc::new(Node::accumulate(self.clone(), autograd.grad_dtype.unwrap_or(self.dtype())));
+            let node = Rc::new(Node::accumulate(self.clone(), autograd.grad_dtype.unwrap_or(Some(self.dtype()))));
             autograd.accumulator = Rc::downgrade(&node);
             node
         });
@@ -474,17 +475,12 @@ impl Tensor {
     pub fn set_grad_dtype(&self, dtype: Option<Dtype>) {
         let accumulator = {
             let mut autograd = self.0.autograd.borrow_mut();
-            autograd.grad_dtype = dtype;
+            autograd.grad_dtype = Some(dtype);
             autograd.accumulator.upgrade()
         };
         if let Some(node) = accumulator {
-            node.set_dtype(self.grad_dtype());
+            node.set_dtype(dtype);
         }
-    }
-
-    /// The dtype in which gradients of this leaf arrive.
-    pub(crate) fn grad_dtype(&self) -> Dtype {
-        self.0.autograd.borrow().grad_dtype.unwrap_or(self.dtype())
     }
 
     /// Frees the memory of this tensor and its views, which stay.
