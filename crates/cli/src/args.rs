@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use vramledger::ledger::{Bytes, Dtype};
 use vramledger::models::{
-    Attention, Checkpoint, Loss, Offload, Optimizer, OptimizerImpl, Quantize, SdpaKernel, Torch, ZeroGrad,
+    Attention, Checkpoint, Loss, Offload, Optimizer, OptimizerImpl, Quantize, SdpaKernel, Sharding, Torch,
+    ZeroGrad,
 };
 
 use vramledger::{By, Grows};
@@ -106,6 +107,8 @@ pub enum Command {
     /// Exits with 1 where the allocated bytes are more than a tenth above the prediction.
     Reconcile(ReconcileArgs),
     /// Bytes a parameter by recipe, the largest model that N cards hold, the cards that a size needs
+    ///
+    /// With --parallel: what one rank of a job holds by recipe and by how the states are divided.
     Budget(BudgetArgs),
     /// Which layers of a model to recompute under a budget, or what checkpointing every S of L layers keeps
     CheckpointPlan(Box<CheckpointPlanArgs>),
@@ -245,6 +248,9 @@ pub struct ReconcileArgs {
 /// Arguments of `budget`.
 #[derive(Args)]
 pub struct BudgetArgs {
+    /// A model, as `plan` takes it, in place of sizes: its parameters are divided to the byte
+    #[arg(requires = "parallel", conflicts_with = "params")]
+    pub model: Option<String>,
     /// Sizes of models: 7B,70B (default: 124M,1.5B,7B,70B,405B)
     #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = value::parameters)]
     pub params: Vec<u64>,
@@ -254,6 +260,18 @@ pub struct BudgetArgs {
     /// How many cards
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = value::positive, allow_negative_numbers = true)]
     pub gpus: u64,
+    /// How the states are divided over the ranks of a job
+    #[arg(long, value_name = "KIND", value_parser = value::choice(Sharding::ALL, Sharding::as_str), requires = "world_size", conflicts_with_all = ["gpu", "gpus"])]
+    pub parallel: Option<Sharding>,
+    /// The ranks of the job
+    #[arg(long, value_name = "N", value_parser = value::positive_u32, allow_negative_numbers = true, requires = "parallel")]
+    pub world_size: Option<u32>,
+    /// Which of them [default: 0]
+    #[arg(long, value_name = "R", requires = "parallel", allow_negative_numbers = true)]
+    pub rank: Option<u32>,
+    /// The ranks of one group of hsdp, which holds everything
+    #[arg(long, value_name = "N", value_parser = value::positive_u32, allow_negative_numbers = true, requires = "parallel")]
+    pub shard_group: Option<u32>,
 }
 
 /// Arguments of `checkpoint-plan`.

@@ -8,7 +8,7 @@ mod vary;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use vramledger::ledger::{Found, Signal};
-use vramledger::{SimulateQuestion, TradeoffQuestion};
+use vramledger::{RankQuestion, SimulateQuestion, TradeoffQuestion};
 
 use crate::args::{CheckpointPlanArgs, Cli, Command, Common, PlanSettings};
 use crate::commands::plan::Refused;
@@ -62,7 +62,20 @@ pub fn run(cli: Cli) -> Result<Exit> {
         Command::Budget(args) => {
             let sizes =
                 if args.params.is_empty() { &vramledger::DEFAULT_SIZES } else { args.params.as_slice() };
-            answer(&vramledger::budget(sizes, vramledger::find_gpu(&args.gpu)?, args.gpus)?, common)?;
+            let Some((parallel, world_size)) = args.parallel.zip(args.world_size) else {
+                answer(&vramledger::budget(sizes, vramledger::find_gpu(&args.gpu)?, args.gpus)?, common)?;
+                return Ok(Exit::Yes);
+            };
+            let model = args.model.as_deref().map(vramledger::load_model).transpose()?;
+            let question = RankQuestion {
+                parallel,
+                world_size,
+                rank: args.rank.unwrap_or(0),
+                shard_group: args.shard_group,
+                model: model.as_ref(),
+                sizes,
+            };
+            answer(&vramledger::rank_budget(&question)?, common)?;
         }
         Command::CheckpointPlan(args) => checkpoint_plan(*args, common)?,
         Command::Tradeoff(args) => {

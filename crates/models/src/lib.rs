@@ -22,6 +22,7 @@ mod presets;
 mod rotary;
 mod run;
 mod setup;
+mod shards;
 mod train;
 
 pub use checkpoint::Checkpoint;
@@ -34,3 +35,4 @@ pub use parallel::{Fsdp2, Parallel, Reshard};
 pub use presets::{PRESETS, Preset};
 pub use run::{Flops, Model, Parameters, PlanError, Run};
 pub use setup::{Attention, Offload, Optimizer, OptimizerImpl, Quantize, SdpaKernel, Setup, Torch, ZeroGrad};
+pub use shards::{FlatBuffer, Sharding, Share, State};

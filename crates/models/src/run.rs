@@ -9,7 +9,7 @@ use crate::architecture::Architecture;
 use crate::config;
 use crate::contradiction::Contradiction;
 use crate::families::FAMILIES;
-use crate::gpus::Gpu;
+use crate::gpus::{GPUS, Gpu};
 use crate::loss::Loss;
 use crate::mlp::MlpConfig;
 use crate::parallel::Parallel;
@@ -147,6 +147,21 @@ impl Model {
         let session = train::session(gpu, &setup);
         let build = || self.architecture.build(&session, &setup, dtype);
         train::train(&session, &setup, build, self.assumptions(&setup, gpu))
+    }
+
+    /// The shapes of its parameters in their order, tied ones once.
+    ///
+    /// # Errors
+    /// A model that no device holds.
+    pub fn shapes(&self) -> Result<Vec<Vec<u64>>, PlanError> {
+        let (setup, gpu) = (Setup { steps: 1, ..Setup::default() }, &GPUS[0]);
+        self.check(&setup, gpu)?;
+        let session = train::session(gpu, &setup);
+        let built = session.with_grad(false, || self.architecture.build(&session, &setup, Dtype::Fp32));
+        let shapes = built.trainable.iter().map(|parameter| parameter.shape().to_vec()).collect();
+        drop(built);
+        session.release();
+        Ok(shapes)
     }
 
     /// Refuses what no run could hold, before anything is multiplied.

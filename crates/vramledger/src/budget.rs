@@ -6,16 +6,16 @@ use wire::answers::{Budget, BudgetCards, BudgetModel, BudgetRecipe};
 use crate::Error;
 
 /// Bytes of one parameter: weight, gradient, fp32 master weight, the two moments of Adam.
-struct Recipe {
-    name: &'static str,
-    parts: [u64; 4],
-    note: Option<&'static str>,
+pub(crate) struct Recipe {
+    pub(crate) name: &'static str,
+    pub(crate) parts: [u64; 4],
+    pub(crate) note: Option<&'static str>,
 }
 
 /// The recipes of training with Adam. The first three are the specification's (`TRAINING_SETUPS`);
 /// the fourth is `torch.optim.AdamW` on bf16 weights, whose moments take the dtype of the weights;
 /// the fifth is `torch.autocast` on fp32 weights.
-const RECIPES: &[Recipe] = &[
+pub(crate) const RECIPES: &[Recipe] = &[
     Recipe { name: "fp32", parts: [4, 4, 0, 8], note: None },
     Recipe { name: "bf16 weights and gradients, fp32 Adam", parts: [2, 2, 0, 8], note: None },
     Recipe { name: "mixed: bf16 copy, fp32 master weights", parts: [2, 2, 4, 8], note: None },
@@ -43,9 +43,7 @@ pub fn budget(sizes: &[u64], gpu: &Gpu, count: u64) -> Result<Budget, Error> {
     if !(1..=1_000_000).contains(&count) {
         return Err(Error::out_of_range("--gpus", "between 1 and 1000000", count));
     }
-    if let Some(size) = sizes.iter().find(|size| !(1..=1_000_000_000_000_000).contains(*size)) {
-        return Err(Error::out_of_range("--params", "between 1 and 10^15", size));
-    }
+    check_sizes(sizes)?;
     let (nominal, capacity) = (gpu.nominal.get(), gpu.capacity.get());
     let recipes = RECIPES.iter().map(|recipe| {
         let [parameter, gradient, master_weight, optimizer_state] = recipe.parts;
@@ -88,6 +86,14 @@ pub fn budget(sizes: &[u64], gpu: &Gpu, count: u64) -> Result<Budget, Error> {
             "several cards hold a model only where its states are sharded over them (ZeRO-3, FSDP)".into(),
         ],
     })
+}
+
+/// Refuses a number of parameters that no model has.
+pub(crate) fn check_sizes(sizes: &[u64]) -> Result<(), Error> {
+    match sizes.iter().find(|size| !(1..=1_000_000_000_000_000).contains(*size)) {
+        Some(size) => Err(Error::out_of_range("--params", "between 1 and 10^15", size)),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]

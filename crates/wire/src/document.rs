@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use crate::answers::{Budget, CheckpointBudget, CheckpointPlan, GpuCatalogue, ModelCatalogue, Tradeoff};
 use crate::states::{self, Field, StatesSchema};
 use crate::{
-    About, Comparison, Largest, Ledger, ReadError, Reconciliation, Simulation, Variations, read_tape, tape,
+    About, Comparison, Largest, Ledger, RankBudget, ReadError, Reconciliation, Simulation, Variations,
+    read_tape, tape,
 };
 
 /// What every command reads.
@@ -107,6 +108,7 @@ pub fn schemas() -> Vec<(&'static str, Schema)> {
         (Variations::FORMAT, schema_for!(Variations)),
         (Largest::FORMAT, schema_for!(Largest)),
         (Budget::FORMAT, schema_for!(Budget)),
+        (RankBudget::FORMAT, schema_for!(RankBudget)),
         (CheckpointPlan::FORMAT, schema_for!(CheckpointPlan)),
         (CheckpointBudget::FORMAT, schema_for!(CheckpointBudget)),
         (Tradeoff::FORMAT, schema_for!(Tradeoff)),

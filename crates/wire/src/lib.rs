@@ -6,6 +6,7 @@ mod compare;
 mod document;
 mod error;
 pub mod explanation;
+mod ranks;
 mod reading;
 mod reconcile;
 mod simulate;
@@ -21,6 +22,7 @@ pub use books::{
 pub use compare::{Baseline, Candidate, Comparison, Difference};
 pub use document::{Document, schemas, to_json};
 pub use error::{ReadError, WriteError};
+pub use ranks::{RankBudget, RankBytes, RankModel, RankPart, RankRate};
 pub use reading::{
     Evidence, Growing, Growth, Instant, InstantRow, Pin, Reading, Remedy, Start, Step, Stranded, Stranding,
     Trend, WhatIf,

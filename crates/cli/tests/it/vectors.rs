@@ -342,3 +342,54 @@ fn accounting_5_flops_of_an_mlp() {
     assert_eq!(flops(""), [forward, forward * 31 / 16, 0]);
     assert_eq!(flops("--checkpoint full"), [forward, forward * 31 / 16, forward]);
 }
+
+/// ZeRO (arXiv 1910.02054), figure 1: 120, 31.4, 16.6 and 1.9 GB of 7.5B parameters on 64 ranks.
+#[test]
+fn budgets_of_a_rank_are_those_of_the_papers() {
+    let csv = run("budget --params 7.5B --parallel zero2 --world-size 64 --format csv").stdout;
+    let sum = |parallel: &str, recipe: &str| {
+        let line = csv.lines().find(|line| line.contains(&format!(",{parallel},{recipe}"))).unwrap();
+        let bytes: f64 = line.split(',').rev().nth(2).unwrap().parse().unwrap();
+        format!("{:.1}", bytes / 1e9)
+    };
+    let zero = ["ddp", "zero1", "zero2", "zero3"].map(|parallel| sum(parallel, "\"fp16"));
+    assert_eq!(zero, ["120.0", "31.4", "16.6", "1.9"]);
+    assert_eq!(sum("megatron-do", "\"mixed"), "46.4");
+    let model =
+        run("budget gpt2 --parallel hsdp --world-size 6 --shard-group 3 --rank 5 --format json").json();
+    let rows = model["models"][0]["rows"].as_array().unwrap();
+    let row = rows.iter().find(|row| row["parallel"] == "hsdp" && row["recipe"] == "fp32").unwrap();
+    // The third rank of three has 16751 of the 16753 rows of the embedding that it keeps, and 341 of 342 positions.
+    assert_eq!(row["padding_bytes"], 2 * 4 * 768 * (2 + 2));
+}
+
+#[test]
+fn budgets_of_ranks_that_are_none_are_refused() {
+    let refused = |line: &str| {
+        let answer = run(&format!("budget {line}"));
+        assert_eq!((answer.exit, answer.stdout.as_str()), (Some(2), ""), "{line}");
+        answer.sentence().to_owned()
+    };
+    assert_eq!(
+        refused("--parallel zero1 --world-size 0"),
+        "invalid value '0' for '--world-size <N>': it must be at least 1"
+    );
+    assert_eq!(refused("--parallel zero1 --world-size 4 --rank 4"), "`--rank` must be from 0 to 3, not 4");
+    assert_eq!(
+        refused("--parallel hsdp --world-size 4 --shard-group 3"),
+        "`--shard-group` must divide `--world-size`, and 4 ranks make no groups of 3"
+    );
+    assert_eq!(
+        refused("--parallel hsdp --world-size 4"),
+        "`--parallel hsdp` needs `--shard-group`, the ranks that hold everything together"
+    );
+    assert_eq!(
+        refused("--parallel zero1 --world-size 4 --shard-group 2"),
+        "`--shard-group` is of `--parallel hsdp`, not of zero1"
+    );
+    for line in
+        ["gpt2", "--parallel ddp", "--world-size 2", "--rank 0", "--parallel ddp --world-size 2 --rank -1"]
+    {
+        refused(line);
+    }
+}
