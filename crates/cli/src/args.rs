@@ -269,9 +269,9 @@ pub struct BudgetArgs {
     /// Which of them [default: 0]
     #[arg(long, value_name = "R", requires = "parallel", allow_negative_numbers = true)]
     pub rank: Option<u32>,
-    /// The ranks of one group of hsdp, which holds everything
+    /// Ranks that share one copy of the parameters in hsdp
     #[arg(long, value_name = "N", value_parser = value::positive_u32, allow_negative_numbers = true, requires = "parallel")]
-    pub shard_group: Option<u32>,
+    pub shard_size: Option<u32>,
 }
 
 /// Arguments of `checkpoint-plan`.

@@ -71,7 +71,7 @@ pub fn run(cli: Cli) -> Result<Exit> {
                 parallel,
                 world_size,
                 rank: args.rank.unwrap_or(0),
-                shard_group: args.shard_group,
+                shard_size: args.shard_size,
                 model: model.as_ref(),
                 sizes,
             };

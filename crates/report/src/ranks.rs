@@ -102,7 +102,7 @@ fn exact(budget: &RankBudget, name: &str, model: &RankModel) -> Block {
 
 impl Report for RankBudget {
     fn page(&self) -> Page {
-        let groups = self.shard_group.map_or_else(String::new, |size| format!(" in groups of {size}"));
+        let groups = self.shard_size.map_or_else(String::new, |size| format!(" in groups of {size}"));
         let mut blocks = vec![
             Block::Line(format!("Rank {} of {}{groups}, {}", self.rank, self.world_size, self.parallel)),
             rates(self),

@@ -16,7 +16,7 @@ pub struct RankQuestion<'a> {
     /// Which of them.
     pub rank: u32,
     /// The ranks of a group of hsdp.
-    pub shard_group: Option<u32>,
+    pub shard_size: Option<u32>,
     /// The model; none: only sizes are known.
     pub model: Option<&'a NamedModel>,
     /// Numbers of parameters, where there is no model.
@@ -36,15 +36,16 @@ const MEGATRON: [(&str, [u64; 5]); 3] =
 /// # Errors
 /// A rank or a group that is none, or a size that no model has.
 pub fn rank_budget(question: &RankQuestion<'_>) -> Result<RankBudget, Error> {
-    let RankQuestion { parallel, world_size, rank, shard_group, model, sizes } = *question;
+    let RankQuestion { parallel, world_size, rank, shard_size, model, sizes } = *question;
     check_sizes(sizes)?;
     if world_size == 0 {
         return Err(Error::out_of_range("--world-size", "at least 1", world_size));
     }
     if rank >= world_size {
-        return Err(Error::out_of_range("--rank", format!("from 0 to {}", world_size - 1), rank));
+        let what = format!("`--rank {rank}`: ranks count from 0, and `--world-size` is {world_size}");
+        return Err(Error::Setup { what });
     }
-    check_group(parallel, world_size, shard_group)?;
+    check_group(parallel, world_size, shard_size)?;
     let layouts: Vec<(Option<String>, Vec<Vec<u64>>)> = match model {
         Some(NamedModel { name, model }) => {
             let shapes = model.shapes().map_err(|problem| Error::Model { name: name.clone(), problem })?;
@@ -53,12 +54,12 @@ pub fn rank_budget(question: &RankQuestion<'_>) -> Result<RankBudget, Error> {
         None => sizes.iter().map(|&size| (None, vec![vec![size]])).collect(),
     };
     let recipes = || RECIPES.iter().chain([&FP16]);
-    let shardings = Sharding::ALL.iter().filter(|one| **one != Sharding::Hsdp || shard_group.is_some());
+    let shardings = Sharding::ALL.iter().filter(|one| **one != Sharding::Hsdp || shard_size.is_some());
     let rows: Vec<(Sharding, &Recipe, [u64; 5])> = shardings
         .flat_map(|&one| recipes().filter_map(move |recipe| Some((one, recipe, parts(one, recipe)?))))
         .collect();
     // How many ranks share what is divided, and which of them it is.
-    let group = |one: Sharding| match shard_group {
+    let group = |one: Sharding| match shard_size {
         Some(size) if one == Sharding::Hsdp => (u64::from(size), u64::from(rank % size)),
         _ => (u64::from(world_size), u64::from(rank)),
     };
@@ -76,7 +77,7 @@ pub fn rank_budget(question: &RankQuestion<'_>) -> Result<RankBudget, Error> {
         parallel: parallel.as_str().into(),
         world_size: world_size.into(),
         rank: rank.into(),
-        shard_group: shard_group.map(Into::into),
+        shard_size: shard_size.map(Into::into),
         rates: rates.collect(),
         models: models.collect(),
         interpretation_limits: limits(model.is_none()),
@@ -87,14 +88,14 @@ pub fn rank_budget(question: &RankQuestion<'_>) -> Result<RankBudget, Error> {
 fn check_group(parallel: Sharding, world_size: u32, group: Option<u32>) -> Result<(), Error> {
     let what = match group {
         None if parallel == Sharding::Hsdp => {
-            "`--parallel hsdp` needs `--shard-group`, the ranks that hold everything together".into()
+            "`--parallel hsdp` needs `--shard-size`, the ranks that share one copy of the parameters".into()
         }
         Some(_) if parallel != Sharding::Hsdp => {
-            format!("`--shard-group` is of `--parallel hsdp`, not of {}", parallel.as_str())
+            format!("`--shard-size` is of hsdp, and `--parallel` is {}", parallel.as_str())
         }
         Some(size) if size == 0 || !world_size.is_multiple_of(size) => {
             format!(
-                "`--shard-group` must divide `--world-size`, and {world_size} ranks make no groups of {size}"
+                "`--shard-size` must divide `--world-size`, and {world_size} ranks make no groups of {size}"
             )
         }
         _ => return Ok(()),
@@ -191,7 +192,7 @@ mod tests {
     use super::*;
 
     fn question(parallel: Sharding, world_size: u32, sizes: &[u64]) -> RankQuestion<'_> {
-        RankQuestion { parallel, world_size, rank: 0, shard_group: None, model: None, sizes }
+        RankQuestion { parallel, world_size, rank: 0, shard_size: None, model: None, sizes }
     }
 
     /// ZeRO (arXiv 1910.02054), table 1: 7.5B parameters on 64 ranks, and 128B and 1T on 1024, K = 12.

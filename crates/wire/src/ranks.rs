@@ -16,7 +16,7 @@ pub struct RankBudget {
     /// The rank that is asked about.
     pub rank: u64,
     /// The ranks of a group of hsdp; null where there is none.
-    pub shard_group: Option<u64>,
+    pub shard_size: Option<u64>,
     /// A row for each division and recipe that somebody runs.
     pub rates: Vec<RankRate>,
     /// The models, each with a row for each division and recipe.

@@ -356,7 +356,7 @@ fn budgets_of_a_rank_are_those_of_the_papers() {
     assert_eq!(zero, ["120.0", "31.4", "16.6", "1.9"]);
     assert_eq!(sum("megatron-do", "\"mixed"), "46.4");
     let model =
-        run("budget gpt2 --parallel hsdp --world-size 6 --shard-group 3 --rank 5 --format json").json();
+        run("budget gpt2 --parallel hsdp --world-size 6 --shard-size 3 --rank 5 --format json").json();
     let rows = model["models"][0]["rows"].as_array().unwrap();
     let row = rows.iter().find(|row| row["parallel"] == "hsdp" && row["recipe"] == "fp32").unwrap();
     // The third rank of three has 16751 of the 16753 rows of the embedding that it keeps, and 341 of 342 positions.
@@ -374,18 +374,21 @@ fn budgets_of_ranks_that_are_none_are_refused() {
         refused("--parallel zero1 --world-size 0"),
         "invalid value '0' for '--world-size <N>': it must be at least 1"
     );
-    assert_eq!(refused("--parallel zero1 --world-size 4 --rank 4"), "`--rank` must be from 0 to 3, not 4");
     assert_eq!(
-        refused("--parallel hsdp --world-size 4 --shard-group 3"),
-        "`--shard-group` must divide `--world-size`, and 4 ranks make no groups of 3"
+        refused("--parallel zero1 --world-size 4 --rank 4"),
+        "`--rank 4`: ranks count from 0, and `--world-size` is 4"
+    );
+    assert_eq!(
+        refused("--parallel hsdp --world-size 4 --shard-size 3"),
+        "`--shard-size 3`: 4 ranks of `--world-size` are not a multiple of it"
     );
     assert_eq!(
         refused("--parallel hsdp --world-size 4"),
-        "`--parallel hsdp` needs `--shard-group`, the ranks that hold everything together"
+        "`--parallel hsdp` needs `--shard-size`, the ranks that share one copy of the parameters"
     );
     assert_eq!(
-        refused("--parallel zero1 --world-size 4 --shard-group 2"),
-        "`--shard-group` is of `--parallel hsdp`, not of zero1"
+        refused("--parallel zero1 --world-size 4 --shard-size 2"),
+        "`--shard-size` is of hsdp, and `--parallel` is zero1"
     );
     for line in
         ["gpt2", "--parallel ddp", "--world-size 2", "--rank 0", "--parallel ddp --world-size 2 --rank -1"]
