@@ -95,7 +95,7 @@ fn check_group(parallel: Sharding, world_size: u32, group: Option<u32>) -> Resul
         }
         Some(size) if size == 0 || !world_size.is_multiple_of(size) => {
             format!(
-                "`--shard-size` must divide `--world-size`, and {world_size} ranks make no groups of {size}"
+                "`--shard-size {size}`: {world_size} ranks of `--world-size` are not a multiple of it"
             )
         }
         _ => return Ok(()),
