@@ -36,22 +36,24 @@ pub(super) fn split_copy(session: &Rc<Session>, parts: &[u64], ranks: u64) {
 pub(super) fn chunk_cat(session: &Rc<Session>, grads: &[Tensor], wholes: &[u64], ranks: u64, into: Dtype) {
     let from = grads[0].dtype();
     let same = grads.iter().all(|grad| grad.dtype() == from);
-    let widens = |dtype: Dtype| dtype == into || (dtype == Dtype::Bf16 && into == Dtype::Fp32);
-    if grads.iter().all(|grad| widens(grad.dtype())) {
-        let count = grads.len() as u64;
-        let blocks = |whole: &u64| (whole / ranks * into.size()).div_ceil(BLOCK * BYTES_OF_THREAD);
-        let blocks: u64 = wholes.iter().map(blocks).sum();
-        return table(session, "chunk_cat", 4 * count + 2 * (count + 1) + blocks);
-    }
-    // Kernel by kernel: gradients of several dtypes are cast, and uneven ones padded.
+    let widens = |grad: &Tensor| grad.dtype() == into || (grad.dtype() == Dtype::Bf16 && into == Dtype::Fp32);
     let temporary =
         |what, elements, dtype| Tensor::of_category(session, what, Category::Temporary, [elements], dtype);
-    let cast = |grad: &Tensor| (!same && grad.dtype() != into).then(|| temporary("cast", grad.numel(), into));
-    let cast: Vec<Option<Tensor>> = grads.iter().map(cast).collect();
-    let dtype = if same { from } else { into };
-    let pad =
-        |(grad, whole): (&Tensor, &u64)| (*whole != grad.numel()).then(|| temporary("padded", *whole, dtype));
-    let padded: Vec<Option<Tensor>> = grads.iter().zip(wholes).map(pad).collect();
-    drop(padded);
+    if same && !widens(&grads[0]) {
+        // Copied one by one, the uneven ones padded first.
+        let pad = |(grad, whole): (&Tensor, &u64)| {
+            (*whole != grad.numel()).then(|| temporary("padded", *whole, from))
+        };
+        let padded: Vec<Option<Tensor>> = grads.iter().zip(wholes).map(pad).collect();
+        return drop(padded);
+    }
+    // Of several dtypes, what the kernel does not widen itself is cast first.
+    let cast = |grad: &Tensor| (grad.dtype() != into).then(|| temporary("cast", grad.numel(), into));
+    let casts = !same && !grads.iter().all(widens);
+    let cast: Vec<Option<Tensor>> = if casts { grads.iter().map(cast).collect() } else { Vec::new() };
+    let count = grads.len() as u64;
+    let blocks = |whole: &u64| (whole / ranks * into.size()).div_ceil(BLOCK * BYTES_OF_THREAD);
+    let blocks: u64 = wholes.iter().map(blocks).sum();
+    table(session, "chunk_cat", 4 * count + 2 * (count + 1) + blocks);
     drop(cast);
 }
