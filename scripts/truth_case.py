@@ -238,7 +238,7 @@ class Run:
             sums.setdefault(owner, 0)
             for tensor in tensors:
                 tensor = local(tensor)
-                if tensor is None or not tensor.is_cuda or not tensor.numel():
+                if tensor is None or not tensor.is_cuda or not tensor.untyped_storage().nbytes():
                     continue
                 storage = tensor.untyped_storage()
                 if storage.data_ptr() not in seen:
@@ -249,6 +249,7 @@ class Run:
         add("buffer", self.model.buffers())
         add("buffer", (t for p in self.model.parameters() for t in truth_adapters.scales(p)))
         add("gradient", (p.grad for p in self.model.parameters() if p.grad is not None))
+        add("gradient", truth_ranks.whole_gradients(self.model))
         states = (s for optimizer in getattr(self, "optimizers", ()) for s in truth_optimizers.states_of(optimizer))
         add("optimizer_state", (part for s in states for v in s.values() for part in truth_optimizers.parts_of(v)))
         return {**sums, "rest": total - sum(sums.values())}

@@ -191,7 +191,8 @@ impl Op {
     fn attach(self, results: &[Tensor], function: Function) {
         let Some(node) = self.node else { return };
         *node.function.borrow_mut() = Some(function);
-        *node.outputs.borrow_mut() = results.iter().map(|result| (result.shape(), Some(result.dtype()))).collect();
+        *node.outputs.borrow_mut() =
+            results.iter().map(|result| (result.shape(), Some(result.dtype()))).collect();
         for (input, result) in results.iter().enumerate() {
             result.set_function(Edge { node: Rc::clone(&node), input });
         }

@@ -391,7 +391,8 @@ impl Tensor {
             return None;
         }
         let node = autograd.accumulator.upgrade().unwrap_or_else(|| {
-            let node = Rc::new(Node::accumulate(self.clone(), autograd.grad_dtype.unwrap_or(Some(self.dtype()))));
+            let node =
+                Rc::new(Node::accumulate(self.clone(), autograd.grad_dtype.unwrap_or(Some(self.dtype()))));
             autograd.accumulator = Rc::downgrade(&node);
             node
         });

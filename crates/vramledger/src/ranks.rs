@@ -94,9 +94,7 @@ fn check_group(parallel: Sharding, world_size: u32, group: Option<u32>) -> Resul
             format!("`--shard-size` is of hsdp, and `--parallel` is {}", parallel.as_str())
         }
         Some(size) if size == 0 || !world_size.is_multiple_of(size) => {
-            format!(
-                "`--shard-size {size}`: {world_size} ranks of `--world-size` are not a multiple of it"
-            )
+            format!("`--shard-size {size}`: {world_size} ranks of `--world-size` are not a multiple of it")
         }
         _ => return Ok(()),
     };

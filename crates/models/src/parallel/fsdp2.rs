@@ -11,7 +11,7 @@ use ledger::Dtype;
 
 use crate::contradiction::Contradiction;
 use crate::parallel::Ranks;
-use crate::setup::{Offload, Optimizer, Quantize, Setup, Torch};
+use crate::setup::{Offload, Optimizer, OptimizerImpl, Quantize, Setup, Torch};
 
 pub(crate) use param::Shard;
 pub(crate) use unit::{Job, Unit};
@@ -131,7 +131,10 @@ impl Fsdp2 {
             .filter(|what| **what == Offload::Optimizer)
             .map(|what| what.as_str())
             .collect();
-        let bars: [(&'static str, bool, &str); 9] = [
+        let fused =
+            setup.optimizer_impl == Some(OptimizerImpl::Fused) && !matches!(setup.optimizer, Adam | AdamW);
+        let bars: [(&'static str, bool, &str); 10] = [
+            ("optimizer-impl", fused, "of fused optimizers torch has adam and adamw on shards"),
             ("optimizer", !planned, "the optimizer of shards is sgd, adam, adamw, rmsprop or adagrad"),
             (
                 "quantize",
