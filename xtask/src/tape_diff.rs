@@ -232,6 +232,11 @@ mod tests {
     }
 
     #[test]
+    fn planned_tapes_of_ranks_are_the_recorded_ones() {
+        run_folder(&truth("fsdp2")).unwrap();
+    }
+
+    #[test]
     fn planned_tapes_of_every_family_are_the_recorded_ones() {
         run_folder(&truth("families")).unwrap();
     }

@@ -305,6 +305,7 @@ mod tests {
             "events/",
             "families/",
             "frozen/",
+            "fsdp2/",
             "losses/",
             "precision/",
             "quantized/",
