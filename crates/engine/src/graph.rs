@@ -43,6 +43,9 @@ enum Function {
     Accumulate(Tensor),
 }
 
+/// The shape of a result, and the dtype that its gradient must have, where it must.
+type Expected = (Dims, Option<Dtype>);
+
 /// One backward function. Its lists are short: one allocation holds them all.
 pub(crate) struct Node {
     sequence: u64,
@@ -50,8 +53,7 @@ pub(crate) struct Node {
     function: RefCell<Option<Function>>,
     next: RefCell<Next>,
     saved: RefCell<SmallVec<[Saved; 2]>>,
-    /// Their shapes, and the dtypes that their gradients must have.
-    outputs: RefCell<SmallVec<[(Dims, Option<Dtype>); 1]>>,
+    outputs: RefCell<SmallVec<[Expected; 1]>>,
     /// What runs when the gradients of its outputs are there, before it does.
     pre_hooks: RefCell<Vec<Box<dyn Fn()>>>,
 }

@@ -241,9 +241,9 @@ mod tests {
     #[test]
     fn a_flat_buffer_runs_from_the_last_parameter_to_the_first() {
         let buffer = FlatBuffer::new(&[100, 10, 300], 3, None);
-        assert_eq!(buffer.places, [448..548, 320..330, 0..300]);
+        assert_eq!(buffer.places, [384..484, 320..330, 0..300]);
         assert_eq!((buffer.len(), buffer.buckets().len()), (768, 1));
-        assert_eq!(buffer.pieces(3, 1), [(2, 256..300), (1, 0..10), (0, 0..64)]);
+        assert_eq!(buffer.pieces(3, 1), [(2, 256..300), (1, 0..10), (0, 0..100)]);
         let buffer = FlatBuffer::new(&[100, 10, 300], 3, Some(310));
         assert_eq!(buffer.buckets(), [0..384, 384..768]);
     }
