@@ -319,6 +319,17 @@ impl Tape {
         }
     }
 
+    /// Whether anything was made on another stream than the default one.
+    pub fn has_streams(&self) -> bool {
+        self.stream.iter().any(|stream| *stream != Stream(0))
+    }
+
+    /// The same, as if all of it had been made on the default stream.
+    #[must_use]
+    pub fn on_one_stream(&self) -> Self {
+        Self { stream: vec![Stream(0); self.stream.len()], ..self.clone() }
+    }
+
     /// The number of events.
     pub fn len(&self) -> usize {
         self.kinds.len()

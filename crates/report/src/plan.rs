@@ -28,6 +28,7 @@ impl Report for PlanReport<'_> {
         blocks.push(self.phases());
         blocks.extend(self.hosts());
         blocks.extend(self.ladder());
+        blocks.extend(self.streams());
         blocks.push(self.owners());
         blocks.extend(self.holders());
         if !self.explanation.levers.is_empty() {
@@ -285,6 +286,19 @@ impl PlanReport<'_> {
             ],
             rows: rungs.iter().enumerate().map(row).collect(),
         })
+    }
+
+    /// What it costs that streams keep their blocks apart.
+    fn streams(&self) -> Option<Block> {
+        let reserved = self.ledger.peaks.reserved.as_ref()?;
+        let bytes = self.explanation.one_stream_bytes?;
+        let unit = self.unit();
+        Some(Block::Line(format!(
+            "Blocks freed on the streams of collectives serve no other stream: on one stream {} {} would be reserved, {} less.",
+            unit.number(bytes),
+            unit.name(),
+            unit.number(reserved.bytes.saturating_sub(bytes)),
+        )))
     }
 
     /// The largest of what stood in the way of a request that found no room.

@@ -38,6 +38,7 @@ pub fn explain(ledger: &Ledger) -> Explanation {
             Some(oom) => owners(&oom.holders, oom.held.allocated_bytes.unwrap_or_default()),
             None => owners(&peak.contributors, peak.bytes),
         },
+        one_stream_bytes: None,
         demand: None,
         levers: Vec::new(),
     }

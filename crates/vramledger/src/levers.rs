@@ -29,8 +29,17 @@ pub fn explain_plan(plan: &Plan<'_>) -> Explanation {
     let Some(peak) = &books.peaks.requested else { return explanation };
     let peak = summary(&peak.into(), "requested");
     explanation.levers = levers(plan, &peak, &books);
+    explanation.one_stream_bytes = on_one_stream(plan);
     explanation.demand = plan.ledger.oom.is_some().then_some(peak);
     explanation
+}
+
+/// The reserved peak if nothing had been made on streams of their own; none where nothing was, or where that is no
+/// less.
+fn on_one_stream(plan: &Plan<'_>) -> Option<u64> {
+    let reserved = plan.ledger.peaks.reserved.as_ref().filter(|_| plan.tape.has_streams())?;
+    let fit = fitted(&plan.question, &plan.tape.on_one_stream()).ok()?;
+    fit.books.peaks.reserved.map(|peak| peak.bytes.get()).filter(|bytes| *bytes < reserved.bytes)
 }
 
 /// What other settings would save of `peak`, the most first, and only what saves something worth a

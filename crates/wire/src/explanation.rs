@@ -23,6 +23,8 @@ pub struct Explanation {
     /// The measures at one instant, from the bytes asked for up to the whole card: when a request
     /// found no room, or else at the peak of the reserved bytes. Empty where those are not known.
     pub ladder: Vec<Rung>,
+    /// What would be reserved at most if streams did not keep their blocks apart, where they do.
+    pub one_stream_bytes: Option<u64>,
     /// Who is there at the peak, or when a request found no room, in the order a person thinks of
     /// them; they sum to the peak, or to what was allocated then.
     pub owners: Vec<Owner>,

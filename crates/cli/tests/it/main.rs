@@ -6,6 +6,7 @@ mod frame;
 mod pages;
 mod plan;
 mod published;
+mod ranks;
 mod read;
 mod run;
 mod simulate;
