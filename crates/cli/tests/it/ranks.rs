@@ -10,7 +10,7 @@ fn what_streams_keep_apart_is_told() {
     assert_eq!(answer.exit, Some(0), "{}", answer.stderr);
     let page = answer.stdout.replace('\n', " ");
     assert!(page.contains("on one stream 26.91 GiB would be reserved, 1.97 less"), "{page}");
-    let alone = run("plan gpt2 --parallel fsdp2 --world-size 1");
+    let alone = run("plan gpt2");
     assert_eq!(alone.exit, Some(0), "{}", alone.stderr);
     assert!(!alone.stdout.contains("on one stream"), "{}", alone.stdout);
 }
