@@ -27,6 +27,7 @@ from collections import Counter
 
 import truth_adapters
 import truth_checkpoint
+import truth_deepspeed
 import truth_losses
 import truth_optimizers
 import truth_ranks
@@ -192,6 +193,7 @@ class Run:
 
     def __init__(self, case, record):
         self.setup, self.model_spec, self.record = case["setup"], case["model"], record
+        self.zero = truth_deepspeed.is_zero(self.setup["parallel"])
         self.phases, self.oom, self.snapshot = [], None, None
         self.taken, self.trainable = Counter(), None
 
@@ -230,7 +232,7 @@ class Run:
 
     def owners(self, total):
         # Without a model, the load has run out of memory.
-        if not hasattr(self, "model") or (self.setup["parallel"] or {}).get("kind") == "ddp":
+        if not hasattr(self, "model") or (self.setup["parallel"] or {}).get("kind") == "ddp" or self.zero:
             return None
         seen, sums = set(), {}
 
@@ -260,7 +262,9 @@ class Run:
         self.model = model = self.load()
         trainable = [p for p in model.parameters() if p.requires_grad]
         masters = ()
-        if setup.get("optimizer_in_backward"):
+        if self.zero:
+            self.model = model = truth_deepspeed.wrap(model, setup)
+        elif setup.get("optimizer_in_backward"):
             self.optimizers = truth_optimizers.step_in_backward(trainable, setup, model)
         elif setup.get("master_weights"):
             masters = [p.detach().float().requires_grad_() for p in trainable]
@@ -297,11 +301,18 @@ class Run:
                     out = None
                 self.leave()
                 self.enter(step, micro_batch, "backward")
-                (loss / accumulate if accumulate > 1 else loss).backward(retain_graph=leak)
+                if self.zero:
+                    truth_deepspeed.backward(model, loss, micro_batch == accumulate)
+                else:
+                    (loss / accumulate if accumulate > 1 else loss).backward(retain_graph=leak)
                 if leak:
                     kept.append(loss)
                 self.leave()
             self.enter(step, None, "update")
+            if self.zero:
+                model.step()
+                self.leave()
+                continue
             for parameter, master in zip(trainable, masters):
                 if parameter.grad is not None:
                     master.grad = parameter.grad.float()
@@ -396,7 +407,9 @@ class Run:
         model.train()
         self.trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
         parallel = setup["parallel"] or {"kind": None}
-        if parallel["kind"]:
+        if self.zero:
+            truth_deepspeed.start(parallel)
+        elif parallel["kind"]:
             import vramledger_ranks
 
             # DDP wants results of its collectives, which the process group that does nothing has not.

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use ledger::{Bytes, Dtype};
-use models::{Fsdp2, GPUS, Gpu, Lora, Model, Parallel, Reshard, Setup};
+use models::{Fsdp2, GPUS, Gpu, Lora, Model, Parallel, Reshard, Setup, Stage, Zero};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -97,6 +97,12 @@ pub struct CaseParallel {
     reduce_dtype: Option<String>,
     #[serde(default)]
     no_sync: bool,
+    reduce_bucket_size: Option<u64>,
+    contiguous_gradients: Option<bool>,
+    overlap_comm: Option<bool>,
+    #[serde(default)]
+    round_robin_gradients: bool,
+    grad_accum_dtype: Option<String>,
 }
 
 impl CaseParallel {
@@ -119,8 +125,25 @@ impl CaseParallel {
                 reduce_dtype: dtype(&self.reduce_dtype)?,
                 no_sync: self.no_sync,
             })),
+            "zero1" => self.zero(Stage::One),
+            "zero2" => self.zero(Stage::Two),
+            "zero3" => self.zero(Stage::Three),
             other => bail!("ranks that divide the work by {other} are not planned"),
         }
+    }
+}
+
+impl CaseParallel {
+    fn zero(&self, stage: Stage) -> Result<Parallel> {
+        let usual = Zero::new(stage);
+        Ok(Parallel::Zero(Zero {
+            reduce_bucket_size: self.reduce_bucket_size.unwrap_or(usual.reduce_bucket_size),
+            contiguous_gradients: self.contiguous_gradients.unwrap_or(usual.contiguous_gradients),
+            overlap_comm: self.overlap_comm,
+            round_robin_gradients: self.round_robin_gradients,
+            grad_accum_dtype: self.grad_accum_dtype.as_deref().map(dtype).transpose()?,
+            ..usual
+        }))
     }
 }
 

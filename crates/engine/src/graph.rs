@@ -432,9 +432,14 @@ fn accumulate(slot: &mut Option<Tensor>, new: Tensor) {
 /// Adds a gradient to the leaf's and runs the leaf's hook; what came lives until the hook has returned.
 fn accumulate_leaf(leaf: &Tensor, grads: InputBuffer) {
     let Some(gradient) = grads.into_iter().next().flatten() else { return };
-    if leaf.grad().is_none() {
+    // A gradient that is added to another one is done with before the hook runs.
+    let gradient = if leaf.grad().is_none() {
         keep_gradient(leaf, &gradient);
-    }
+        Some(gradient)
+    } else {
+        drop(gradient);
+        None
+    };
     if let Some(hook) = leaf.accumulated_hook() {
         hook();
     }

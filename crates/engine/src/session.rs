@@ -105,6 +105,8 @@ pub struct Session {
     probed_bf16: Cell<bool>,
     stream: Cell<Stream>,
     collectives: RefCell<BTreeMap<Collective, Messages>>,
+    /// What was let go while another stream worked on it.
+    awaited: RefCell<Vec<ObjectId>>,
     pub(crate) after_backward: RefCell<Vec<Box<dyn FnOnce()>>>,
 }
 
@@ -135,6 +137,7 @@ impl Session {
             probed_bf16: Cell::new(false),
             stream: Cell::new(Stream(0)),
             collectives: RefCell::default(),
+            awaited: RefCell::default(),
             after_backward: RefCell::default(),
         })
     }
@@ -431,6 +434,9 @@ impl Session {
             let intern = || tape.intern_layout(&Layout { dtype, shape: (*shape).into() });
             *layouts.entry((dtype, shape)).or_insert_with(intern)
         });
+        if device == Self::DEVICE {
+            self.awaited.borrow_mut().drain(..).for_each(|object| tape.push(Event::Free(object)));
+        }
         let object = tape.new_object(Object { label, layout }).expect("a run makes fewer than 2^32 objects");
         tape.push(Event::Alloc {
             object,
@@ -527,8 +533,15 @@ impl Session {
         }
     }
 
-    pub(crate) fn record_free(&self, object: ObjectId) {
-        self.tape.borrow_mut().push(Event::Free(object));
+    /// Notes that `object` is let go; where another stream works on it (`awaited`), its block returns later.
+    pub(crate) fn record_free(&self, object: ObjectId, awaited: bool) {
+        let mut tape = self.tape.borrow_mut();
+        if awaited {
+            tape.push(Event::FreeRequested(object));
+            self.awaited.borrow_mut().push(object);
+        } else {
+            tape.push(Event::Free(object));
+        }
     }
 
     /// Notes that autograd keeps `object`.

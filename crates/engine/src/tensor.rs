@@ -15,25 +15,45 @@ pub(crate) struct Storage {
     session: Option<Rc<Session>>,
     /// None where nothing is allocated now.
     object: Cell<Option<ObjectId>>,
+    /// Where the elements are now, if not in `object`, whose name they keep (`tensor.data = …`).
+    elsewhere: RefCell<Option<Rc<Self>>>,
+    /// Whether another stream works on it: its block returns when the next one is asked for.
+    recorded: Cell<bool>,
     pub(crate) device: DeviceId,
 }
 
 impl Storage {
     /// One without memory.
     pub(crate) fn none(device: DeviceId) -> Rc<Self> {
-        Rc::new(Self { session: None, object: Cell::new(None), device })
+        Self::made(None, None, device)
     }
 
     /// That of `object`.
     pub(crate) fn of(session: &Rc<Session>, object: ObjectId, device: DeviceId) -> Rc<Self> {
-        Rc::new(Self { session: Some(Rc::clone(session)), object: Cell::new(Some(object)), device })
+        Self::made(Some(Rc::clone(session)), Some(object), device)
+    }
+
+    fn made(session: Option<Rc<Session>>, object: Option<ObjectId>, device: DeviceId) -> Rc<Self> {
+        let (elsewhere, recorded) = (RefCell::default(), Cell::new(false));
+        Rc::new(Self { session, object: Cell::new(object), elsewhere, recorded, device })
     }
 
     /// Frees what is allocated (`resize_(0)`).
     fn free(&self) {
-        if let (Some(session), Some(object)) = (&self.session, self.object.take()) {
-            session.record_free(object);
+        if let Some(elsewhere) = self.elsewhere.take() {
+            drop(elsewhere);
+        } else if let (Some(session), Some(object)) = (&self.session, self.object.take()) {
+            session.record_free(object, self.recorded.take());
         }
+    }
+
+    /// Has its elements in `other` from here on, under its own name; what it held is let go.
+    fn move_into(&self, other: &Rc<Self>) {
+        let there = other.elsewhere.borrow().clone().unwrap_or_else(|| Rc::clone(other));
+        let name = self.object.get();
+        self.free();
+        self.object.set(name);
+        self.elsewhere.replace(Some(there));
     }
 
     /// Takes over the memory of `other`, which nothing else holds.
@@ -423,11 +443,8 @@ impl Tensor {
         on_host: bool,
     ) -> Self {
         let shape = shape.into();
-        let storage = Rc::new(Storage {
-            session: Some(Rc::clone(session)),
-            object: Cell::new(None),
-            device: if on_host { Session::HOST } else { Session::DEVICE },
-        });
+        let device = if on_host { Session::HOST } else { Session::DEVICE };
+        let storage = Storage::made(Some(Rc::clone(session)), None, device);
         Self::from_parts(session, storage, None, shape, shape.contiguous_strides(), 0, dtype)
     }
 
@@ -482,6 +499,17 @@ impl Tensor {
         if let Some(node) = accumulator {
             node.set_dtype(dtype);
         }
+    }
+
+    /// Its elements lie in the memory of `other` from here on, under its own name (`self.data = other[…]`).
+    pub fn move_into(&self, other: &Self) {
+        self.0.storage.move_into(&other.0.storage);
+    }
+
+    /// Another stream works on the memory of this tensor (`record_stream`).
+    pub fn record_stream(&self) {
+        let storage = &self.0.storage;
+        storage.elsewhere.borrow().as_ref().unwrap_or(storage).recorded.set(true);
     }
 
     /// Frees the memory of this tensor and its views, which stay.

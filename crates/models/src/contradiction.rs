@@ -5,7 +5,7 @@ use ledger::Dtype;
 use crate::checkpoint::Checkpoint;
 use crate::lora;
 use crate::loss::{self, Loss};
-use crate::parallel;
+use crate::parallel::{self, Parallel};
 use crate::setup::{Offload, Optimizer, OptimizerImpl, Setup, Torch, ZeroGrad};
 
 /// Why no run can have a setup.
@@ -53,7 +53,8 @@ impl Setup {
     /// The setting that an optimizer, or parameters, on the host cannot have, and why.
     fn bars_host(&self) -> Option<(&'static str, String)> {
         use Optimizer::{Adagrad, Adam, AdamW, RmsProp, Sgd};
-        if !self.steps_on_host() {
+        // DeepSpeed has its own ways (`parallel`).
+        if !self.steps_on_host() || matches!(self.parallel, Some(Parallel::Zero(_))) {
             return None;
         }
         let parameters = self.offloads(Offload::Parameters);

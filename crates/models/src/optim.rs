@@ -44,7 +44,9 @@ impl Form {
             kind: setup.optimizer,
             implementation: match setup.optimizer_impl {
                 Some(implementation) => implementation,
-                None if setup.offloads(Offload::Parameters) => OptimizerImpl::ForLoop,
+                None if setup.offloads(Offload::Parameters) || setup.offloads(Offload::Optimizer) => {
+                    OptimizerImpl::ForLoop
+                }
                 None => setup.optimizer.default_implementation(),
             },
             momentum: setup.momentum != 0.0,
@@ -92,7 +94,7 @@ fn scalar(tensor: &Tensor, what: &'static str) -> Tensor {
 }
 
 /// A list of tensors, which dies as lists of Python and C++ do: the last element first.
-struct List(Vec<Tensor>);
+pub(crate) struct List(Vec<Tensor>);
 
 impl List {
     /// A buffer like each parameter.
@@ -109,6 +111,14 @@ impl List {
 impl FromIterator<Tensor> for List {
     fn from_iter<I: IntoIterator<Item = Tensor>>(tensors: I) -> Self {
         Self(tensors.into_iter().collect())
+    }
+}
+
+impl std::ops::Deref for List {
+    type Target = [Tensor];
+
+    fn deref(&self) -> &[Tensor] {
+        &self.0
     }
 }
 

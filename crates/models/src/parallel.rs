@@ -1,6 +1,7 @@
 //! How ranks divide the training of a model, and what each of them holds.
 
 mod fsdp2;
+mod zero;
 
 use std::rc::Rc;
 
@@ -11,12 +12,16 @@ use crate::setup::{Offload, Setup};
 
 pub use fsdp2::{Fsdp2, Reshard};
 pub(crate) use fsdp2::{Job, Shard, Unit};
+pub(crate) use zero::Engine;
+pub use zero::{Stage, Zero};
 
 /// How the work of a step is divided between ranks, with the options of the framework that does it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Parallel {
     /// `fully_shard` of FSDP2 on every block and the root, perhaps replicated (HSDP).
     Fsdp2(Fsdp2),
+    /// DeepSpeed's ZeRO.
+    Zero(Zero),
 }
 
 impl Parallel {
@@ -24,6 +29,7 @@ impl Parallel {
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Fsdp2(options) => options.name(),
+            Self::Zero(options) => options.name(),
         }
     }
 
@@ -31,6 +37,7 @@ impl Parallel {
     pub(crate) const fn compute_dtype(&self) -> Option<ledger::Dtype> {
         match self {
             Self::Fsdp2(options) => options.param_dtype,
+            Self::Zero(_) => None,
         }
     }
 
@@ -45,6 +52,7 @@ impl Parallel {
     pub(crate) fn assumptions(&self, setup: &Setup) -> Vec<String> {
         match self {
             Self::Fsdp2(options) => options.assumptions(setup),
+            Self::Zero(options) => options.assumptions(setup),
         }
     }
 
@@ -52,6 +60,7 @@ impl Parallel {
     fn contradiction(&self, setup: &Setup) -> Option<Contradiction> {
         match self {
             Self::Fsdp2(options) => options.contradiction(setup),
+            Self::Zero(options) => options.contradiction(setup),
         }
     }
 }

@@ -9,6 +9,7 @@ use ledger::{Device, DeviceKind, Phase};
 use crate::gpus::Gpu;
 use crate::network::{Built, Pass};
 use crate::optim::{Form, Masters, Offloaded, Optimizer, clip_grad_norm};
+use crate::parallel::Engine;
 use crate::run::{Flops, PlanError, Run};
 use crate::setup::{Offload, Optimizer as OptimizerKind, Setup, Torch, ZeroGrad};
 
@@ -68,7 +69,11 @@ pub(crate) fn train(
     if model.trainable.is_empty() {
         return Err(PlanError("`--freeze` leaves nothing to train".into()));
     }
-    let mut update = Update::new(setup, &model.trainable, &model.vocabulary);
+    let deepspeed = Engine::new(session, setup, &model.trainable);
+    let mut update = match deepspeed {
+        Some(engine) => Update::OfEngine(engine),
+        None => Update::new(setup, &model.trainable, &model.vocabulary),
+    };
     let mut pass = Pass::default();
     let mut input = None;
     for step in 1..=setup.steps {
@@ -89,7 +94,9 @@ pub(crate) fn train(
             drop(batch);
             session.mark(step, Some(micro_batch), Phase::BACKWARD);
             if let Some(loss) = pass.loss() {
-                if setup.accumulate > 1 {
+                if let Update::OfEngine(engine) = &update {
+                    engine.backward(loss, micro_batch == setup.accumulate);
+                } else if setup.accumulate > 1 {
                     let scaled = loss.div_scalar();
                     backward(&scaled);
                 } else {
@@ -102,6 +109,9 @@ pub(crate) fn train(
         }
         session.mark(step, None, Phase::UPDATE);
         session.with_grad(false, || {
+            if let Update::OfEngine(engine) = &update {
+                return engine.step();
+            }
             let stepped = update.stepped(&model.trainable);
             if setup.clip_grad_norm.is_some() {
                 let shared =
@@ -139,6 +149,8 @@ enum Update {
     OnHost(Offloaded),
     /// In backward, an optimizer a parameter.
     InBackward,
+    /// That of DeepSpeed's engine.
+    OfEngine(Engine),
 }
 
 impl Update {
@@ -198,7 +210,7 @@ impl Update {
                 optimizer.step();
                 optimizer.zero_grad();
             }
-            Self::InBackward => {}
+            Self::InBackward | Self::OfEngine(_) => {}
         }
     }
 }

@@ -248,6 +248,15 @@ fn parallel(parallel: &Parallel) -> Value {
             "mp_reduce_dtype": dtype(options.reduce_dtype),
             "no_sync": options.no_sync,
         }),
+        Parallel::Zero(options) => json!({
+            "kind": parallel.name(),
+            "reduce_bucket_size": options.reduce_bucket_size,
+            "allgather_bucket_size": options.allgather_bucket_size,
+            "contiguous_gradients": options.contiguous_gradients,
+            "overlap_comm": options.overlaps(),
+            "round_robin_gradients": options.round_robin_gradients,
+            "grad_accum_dtype": dtype(options.grad_accum_dtype),
+        }),
     }
 }
 

@@ -7,9 +7,10 @@ use crate::graph::Op;
 use crate::hardware::Hardware;
 use crate::tensor::Tensor;
 
-/// Bytes of a partial result: sums of half-precision values are accumulated in fp32, those of integers in 64 bits.
+/// Bytes of a partial result: sums of half-precision values are accumulated in fp32, those of integers and of fp64
+/// in 64 bits.
 const fn accumulator(dtype: Dtype) -> u64 {
-    if matches!(dtype, Dtype::Int64) { 8 } else { 4 }
+    if matches!(dtype, Dtype::Int64 | Dtype::Fp64) { 8 } else { 4 }
 }
 
 /// The global workspace of a reduction: partial results and semaphores, in bytes.
@@ -190,6 +191,11 @@ impl Tensor {
     /// besides its result: an fp32 accumulator where several launches meet in a narrower output, and the
     /// workspace of each launch.
     fn reduction_workspaces(&self, reduced: &[bool], output: Dtype) {
+        self.workspaces(reduced, output, accumulator(output));
+    }
+
+    /// The same with partial results of `partial` bytes.
+    fn workspaces(&self, reduced: &[bool], output: Dtype, partial: u64) {
         if self.numel() == 0 {
             return;
         }
@@ -198,7 +204,6 @@ impl Tensor {
         let iteration = Iteration::new(self, reduced);
         let span = iteration.output_span();
         let launches = iteration.launches(elements);
-        let partial = accumulator(output);
         let accumulator = (launches.len() > 1 && elements.output < partial)
             .then(|| session.scratch(span * partial, "reduction_accumulator"));
         for launch in launches {
@@ -282,6 +287,18 @@ impl Tensor {
             let wide = call.grad().expand(from);
             vec![Some(Self::empty(wide.session(), "mean_backward", from, wide.dtype()))]
         })
+    }
+
+    /// The largest or the smallest of all elements, without history: partial results are elements.
+    pub fn extreme_all(&self) -> Self {
+        let out = Self::empty(self.session(), "extreme", [], self.dtype());
+        self.workspaces(&vec![true; self.shape().len()], self.dtype(), self.dtype().size());
+        out
+    }
+
+    /// The sum of all elements, without history.
+    pub fn total(&self) -> Self {
+        self.reduce("total", &vec![true; self.shape().len()], Dims::default())
     }
 
     /// The 2-norm of all elements, without history.
