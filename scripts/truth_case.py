@@ -423,12 +423,7 @@ class Run:
         if on_host and not sharded:
             use_on_device(model)
         if parallel["kind"] == "ddp":
-            arguments = {"gradient_as_bucket_view": parallel["gradient_as_bucket_view"]}
-            if parallel["bucket_cap_mb"] is not None:
-                arguments["bucket_cap_mb"] = parallel["bucket_cap_mb"]
-            model = self.torch.nn.parallel.DistributedDataParallel(
-                model, device_ids=[0], init_sync=parallel["init_sync"], **arguments
-            )
+            model = truth_ranks.replicate(model, parallel)
         return model
 
     def truth(self):

@@ -29,9 +29,25 @@ def shard(model, parallel, on_host):
     fully_shard(model, **arguments)
 
 
+def replicate(model, parallel):
+    """DDP."""
+    import torch
+
+    told = ("bucket_cap_mb", "init_sync", "find_unused_parameters", "lazy_bucket_allocation")
+    arguments = {name: parallel[name] for name in told if parallel.get(name) is not None}
+    return torch.nn.parallel.DistributedDataParallel(
+        model, device_ids=[0], gradient_as_bucket_view=parallel["gradient_as_bucket_view"], **arguments
+    )
+
+
 def begin(model, parallel, last):
     """Before the forward pass of a micro-batch: gradients are reduced in the last one alone where the case says so."""
-    if parallel and parallel.get("no_sync") and hasattr(model, "set_requires_gradient_sync"):
+    if not (parallel and parallel.get("no_sync")):
+        return
+    if parallel["kind"] == "ddp":
+        # What `no_sync()` does for the passes inside it.
+        model.require_backward_grad_sync = last
+    elif hasattr(model, "set_requires_gradient_sync"):
         model.set_requires_gradient_sync(last)
 
 
