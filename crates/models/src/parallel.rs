@@ -45,6 +45,7 @@ impl Parallel {
     pub(crate) fn shards(&self, world: u32) -> u32 {
         match self {
             Self::Fsdp2(options) => options.shards(world),
+            Self::Zero(_) => 1,
         }
     }
 
