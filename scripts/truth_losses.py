@@ -4,7 +4,8 @@
 def loss_of(setup, model):
     """What makes the loss from ids: of the model itself, in chunks, or fused with the head."""
     form, _, argument = (setup.get("loss") or "default").partition(":")
-    causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = getattr(model, "module", model)
+    causal = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
     if form == "fp32-logits":
         causal.lm_head.register_forward_hook(lambda module, arguments, logits: logits.float())
     if form in ("default", "fp32-logits"):

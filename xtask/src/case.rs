@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use ledger::{Bytes, Dtype};
-use models::{Fsdp2, GPUS, Gpu, Lora, Model, Parallel, Reshard, Setup, Stage, Zero};
+use models::{Ddp, Fsdp2, GPUS, Gpu, Lora, Model, Parallel, Reshard, Setup, Stage, Zero};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -103,6 +103,9 @@ pub struct CaseParallel {
     #[serde(default)]
     round_robin_gradients: bool,
     grad_accum_dtype: Option<String>,
+    gradient_as_bucket_view: Option<bool>,
+    bucket_cap_mb: Option<u32>,
+    init_sync: Option<bool>,
 }
 
 impl CaseParallel {
@@ -114,6 +117,12 @@ impl CaseParallel {
     fn parallel(&self) -> Result<Parallel> {
         let dtype = |text: &Option<String>| text.as_deref().map(dtype).transpose();
         match self.kind.as_str() {
+            "ddp" => Ok(Parallel::Ddp(Ddp {
+                gradient_as_bucket_view: self.gradient_as_bucket_view.unwrap_or(false),
+                bucket_cap_mb: self.bucket_cap_mb,
+                init_sync: self.init_sync.unwrap_or(true),
+                no_sync: self.no_sync,
+            })),
             "fsdp2" | "hsdp" => Ok(Parallel::Fsdp2(Fsdp2 {
                 shard_size: self.shard_size,
                 reshard_after_forward: match &self.reshard_after_forward {

@@ -484,6 +484,11 @@ impl Tensor {
         }
     }
 
+    /// Whether both lie in the same memory.
+    pub fn shares_memory(&self, other: &Self) -> bool {
+        Rc::ptr_eq(&self.0.storage, &other.0.storage)
+    }
+
     /// Whether its elements are floating-point numbers.
     pub fn is_floating(&self) -> bool {
         crate::ops::is_floating(self.dtype())

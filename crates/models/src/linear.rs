@@ -157,7 +157,7 @@ impl Builder {
     fn four_bit(&mut self, shape: [u64; 2], form: Quantize, bias: bool, transposed: bool) -> Layer {
         let (compute, double) = (self.compute, form == Quantize::Nf4Double);
         let weight = FourBit::new(&self.session, shape, compute, double, transposed);
-        self.count(weight.numel(), weight.nbytes());
+        self.count(weight.numel(), Dtype::Uint8, weight.nbytes());
         let bias = bias.then(|| RefCell::new(self.parameter("bias", &[shape[0]])));
         Layer::FourBit(Linear4bit { weight: Rc::new(weight), bias, compute })
     }

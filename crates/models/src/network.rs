@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use engine::{Session, Tensor};
+use ledger::Dtype;
 
 use crate::causal_lm::Cache;
 use crate::parallel::Ranks;
@@ -56,6 +57,8 @@ pub(crate) struct Built {
     /// The parameters that are trained, in the order of `model.parameters()`.
     pub(crate) trainable: Vec<Tensor>,
     pub(crate) parameters: Parameters,
+    /// The dtype and bytes of each parameter, in the same order.
+    pub(crate) states: Vec<(Dtype, u64)>,
     pub(crate) buffers: Vec<Tensor>,
     /// The parameters with a row for each token or position: embeddings and the head.
     pub(crate) vocabulary: Vec<Tensor>,

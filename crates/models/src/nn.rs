@@ -39,6 +39,7 @@ pub(crate) struct Builder {
     path: Vec<String>,
     trainable: Vec<Tensor>,
     parameters: Parameters,
+    states: Vec<(Dtype, u64)>,
     buffers: Vec<Tensor>,
     vocabulary: Vec<Tensor>,
 }
@@ -64,6 +65,7 @@ impl Builder {
             path: Vec::new(),
             trainable: Vec::new(),
             parameters: Parameters::default(),
+            states: Vec::new(),
             buffers: Vec::new(),
             vocabulary: Vec::new(),
         }
@@ -138,7 +140,7 @@ impl Builder {
     /// A parameter as the modules hold it, and the shard of it that this rank has where ranks share it.
     fn made(&mut self, name: &'static str, shape: &[u64], dtype: Dtype) -> (Tensor, Option<Rc<Shard>>) {
         let shape = engine::Dims::new(shape);
-        self.count(shape.numel(), shape.numel() * dtype.size());
+        self.count(shape.numel(), dtype, shape.numel() * dtype.size());
         if let Some((_, unit)) = &self.shared
             && let Some(shard) = unit.add(name, shape, (dtype, self.compute_dtype))
         {
@@ -148,10 +150,11 @@ impl Builder {
         (place(&self.session, name, Category::Parameter, shape, dtype), None)
     }
 
-    /// Counts a parameter of so many elements in so many bytes.
-    pub(crate) const fn count(&mut self, elements: u64, bytes: u64) {
+    /// Counts a parameter of so many elements, which lies in so many bytes of `dtype`.
+    pub(crate) fn count(&mut self, elements: u64, dtype: Dtype, bytes: u64) {
         self.parameters.total += elements;
         self.parameters.bytes += bytes;
+        self.states.push((dtype, bytes));
     }
 
     /// The adapter of the linear layer that is being made, where it has one.
@@ -210,6 +213,7 @@ impl Builder {
             network: Box::new(network),
             trainable: self.trainable,
             parameters: self.parameters,
+            states: self.states,
             buffers: self.buffers,
             vocabulary: self.vocabulary,
             unmet: self.unmet,

@@ -1,5 +1,6 @@
 //! How ranks divide the training of a model, and what each of them holds.
 
+mod ddp;
 mod fsdp2;
 mod zero;
 
@@ -8,8 +9,10 @@ use std::rc::Rc;
 use engine::{Session, Tensor};
 
 use crate::contradiction::Contradiction;
+use crate::network::Built;
 use crate::setup::{Offload, Setup};
 
+pub use ddp::Ddp;
 pub use fsdp2::{Fsdp2, Reshard};
 pub(crate) use fsdp2::{Job, Shard, Unit};
 pub(crate) use zero::Engine;
@@ -18,6 +21,8 @@ pub use zero::{Stage, Zero};
 /// How the work of a step is divided between ranks, with the options of the framework that does it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Parallel {
+    /// `DistributedDataParallel`: each rank holds all, and gradients are summed in buckets.
+    Ddp(Ddp),
     /// `fully_shard` of FSDP2 on every block and the root, perhaps replicated (HSDP).
     Fsdp2(Fsdp2),
     /// DeepSpeed's ZeRO.
@@ -28,6 +33,7 @@ impl Parallel {
     /// Its name on the command line.
     pub const fn name(&self) -> &'static str {
         match self {
+            Self::Ddp(_) => "ddp",
             Self::Fsdp2(options) => options.name(),
             Self::Zero(options) => options.name(),
         }
@@ -36,6 +42,7 @@ impl Parallel {
     /// The dtype in which the model computes, where it is not that of the weights.
     pub(crate) const fn compute_dtype(&self) -> Option<ledger::Dtype> {
         match self {
+            Self::Ddp(_) => None,
             Self::Fsdp2(options) => options.param_dtype,
             Self::Zero(_) => None,
         }
@@ -44,6 +51,7 @@ impl Parallel {
     /// The ranks that share each gradient by its rows, of `world`.
     pub(crate) fn shards(&self, world: u32) -> u32 {
         match self {
+            Self::Ddp(_) | Self::Zero(_) => 1,
             Self::Fsdp2(options) => options.shards(world),
             Self::Zero(_) => 1,
         }
@@ -52,6 +60,7 @@ impl Parallel {
     /// What the plan has to assume of it.
     pub(crate) fn assumptions(&self, setup: &Setup) -> Vec<String> {
         match self {
+            Self::Ddp(options) => options.assumptions(setup),
             Self::Fsdp2(options) => options.assumptions(setup),
             Self::Zero(options) => options.assumptions(setup),
         }
@@ -60,6 +69,7 @@ impl Parallel {
     /// The settings that it cannot have, where there are any.
     fn contradiction(&self, setup: &Setup) -> Option<Contradiction> {
         match self {
+            Self::Ddp(options) => options.contradiction(setup),
             Self::Fsdp2(options) => options.contradiction(setup),
             Self::Zero(options) => options.contradiction(setup),
         }
@@ -71,8 +81,18 @@ pub(crate) trait Ranks {
     /// Before the forward pass of a micro-batch; `last`: of the last one before the update.
     fn begin(&self, _last: bool) {}
 
+    /// Before the same, once the batch is there.
+    fn before_forward(&self) {}
+
     /// After the backward pass of a micro-batch.
     fn after_backward(&self) {}
+}
+
+/// The framework around `model`, where it stands around the whole of it once it is made.
+pub(crate) fn wrap(session: &Rc<Session>, setup: &Setup, model: &Built) -> Option<Rc<dyn Ranks>> {
+    let Some(Parallel::Ddp(options)) = &setup.parallel else { return None };
+    let ranks: Rc<dyn Ranks> = ddp::Reducer::new(session, options, model, setup.world_size);
+    Some(ranks)
 }
 
 /// The training whose ranks share the parameters, and the unit of the root; none where each rank has all of them.

@@ -9,7 +9,7 @@ use ledger::{Device, DeviceKind, Phase};
 use crate::gpus::Gpu;
 use crate::network::{Built, Pass};
 use crate::optim::{Form, Masters, Offloaded, Optimizer, clip_grad_norm};
-use crate::parallel::Engine;
+use crate::parallel::{self, Engine};
 use crate::run::{Flops, PlanError, Run};
 use crate::setup::{Offload, Optimizer as OptimizerKind, Setup, Torch, ZeroGrad};
 
@@ -61,7 +61,7 @@ pub(crate) fn train(
     assumptions: Vec<String>,
 ) -> Result<Run, PlanError> {
     session.mark(0, None, Phase::LOAD);
-    let model = session.with_grad(false, build);
+    let mut model = session.with_grad(false, build);
     if let Some((setting, name)) = model.unmet.first() {
         let what = if *setting == "freeze" { "parameter" } else { "linear layer" };
         return Err(PlanError(format!("`--{setting}` names `{name}`, which is no {what} of the model")));
@@ -69,6 +69,8 @@ pub(crate) fn train(
     if model.trainable.is_empty() {
         return Err(PlanError("`--freeze` leaves nothing to train".into()));
     }
+    let wrapped = parallel::wrap(session, setup, &model);
+    model.ranks = wrapped.or(model.ranks.take());
     let deepspeed = Engine::new(session, setup, &model.trainable);
     let mut update = match deepspeed {
         Some(engine) => Update::OfEngine(engine),
@@ -85,6 +87,9 @@ pub(crate) fn train(
             }
             let batch = model.network.input(session, seq);
             input = Some(batch.clone());
+            if let Some(ranks) = &model.ranks {
+                ranks.before_forward();
+            }
             match setup.saved_on_host() {
                 None => model.network.forward(&batch, &mut pass),
                 Some(pinning) => {

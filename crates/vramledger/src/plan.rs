@@ -239,6 +239,13 @@ pub(crate) fn subject(question: &PlanQuestion<'_>) -> Map<String, Value> {
 fn parallel(parallel: &Parallel) -> Value {
     let dtype = |dtype: Option<Dtype>| dtype.map(Dtype::as_str);
     match parallel {
+        Parallel::Ddp(options) => json!({
+            "kind": parallel.name(),
+            "gradient_as_bucket_view": options.gradient_as_bucket_view,
+            "bucket_cap_mb": options.bucket_cap_mb,
+            "init_sync": options.init_sync,
+            "no_sync": options.no_sync,
+        }),
         Parallel::Fsdp2(options) => json!({
             "kind": parallel.name(),
             "shard_size": options.shard_size,

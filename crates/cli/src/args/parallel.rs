@@ -3,16 +3,16 @@
 use anyhow::{Result, bail};
 use clap::Args;
 use vramledger::ledger::Dtype;
-use vramledger::models::{Fsdp2, Parallel, Reshard};
+use vramledger::models::{Ddp, Fsdp2, Parallel, Reshard};
 
 use crate::value;
 
 /// How ranks divide the work, and the options of the framework that does it.
 #[derive(Args, Clone, Default, PartialEq)]
 pub struct ParallelSettings {
-    /// How ranks divide the work: fsdp2 (fully_shard on every block and the root), hsdp (the same in groups of
+    /// How ranks divide the work: ddp (each holds all of it and sums gradients in buckets), fsdp2 (fully_shard on every block and the root), hsdp (the same in groups of
     /// --shard-size ranks) [default: each rank holds all of it]
-    #[arg(long, value_name = "KIND", value_parser = ["fsdp2", "hsdp"], hide_possible_values = true, help_heading = "Ranks")]
+    #[arg(long, value_name = "KIND", value_parser = ["ddp", "fsdp2", "hsdp"], hide_possible_values = true, help_heading = "Ranks")]
     pub parallel: Option<String>,
     /// Ranks, for the effective batch and for what each of them holds [default: 1]
     #[arg(long, value_name = "N", value_parser = value::positive_u32, help_heading = "Ranks", allow_negative_numbers = true)]
@@ -23,6 +23,16 @@ pub struct ParallelSettings {
     /// Gradients are reduced in the last micro-batch alone [default: in each]
     #[arg(long, help_heading = "Ranks")]
     pub no_sync: bool,
+
+    /// Gradients lie in the buckets in which they are summed [default: beside them]
+    #[arg(long, help_heading = "Ranks: ddp")]
+    pub gradient_as_bucket_view: bool,
+    /// MiB of a bucket [default: 25, and 1 for the first]
+    #[arg(long, value_name = "MIB", value_parser = value::positive_u32, help_heading = "Ranks: ddp", allow_negative_numbers = true)]
+    pub bucket_cap_mb: Option<u32>,
+    /// Ranks begin with weights that are equal already: none are sent when the model is wrapped (init_sync=False)
+    #[arg(long, help_heading = "Ranks: ddp")]
+    pub no_init_sync: bool,
 
     /// Ranks that share one copy of the parameters
     #[arg(long, value_name = "N", value_parser = value::positive_u32, help_heading = "Ranks: hsdp", allow_negative_numbers = true)]
@@ -50,6 +60,9 @@ impl ParallelSettings {
             world_size: self.world_size.or(file.world_size),
             rank: self.rank.or(file.rank),
             no_sync: self.no_sync || file.no_sync,
+            gradient_as_bucket_view: self.gradient_as_bucket_view || file.gradient_as_bucket_view,
+            bucket_cap_mb: self.bucket_cap_mb.or(file.bucket_cap_mb),
+            no_init_sync: self.no_init_sync || file.no_init_sync,
             shard_size: self.shard_size.or(file.shard_size),
             reshard_after_forward: self.reshard_after_forward.or(file.reshard_after_forward),
             root_reshard_after_forward: self.root_reshard_after_forward.or(file.root_reshard_after_forward),
@@ -62,8 +75,11 @@ impl ParallelSettings {
     pub fn parallel(&self) -> Result<Option<Parallel>> {
         let kind = self.parallel.as_deref();
         let sharded: &[&str] = &["fsdp2", "hsdp"];
-        let given: [(&str, bool, &[&str]); 6] = [
-            ("no-sync", self.no_sync, sharded),
+        let given: [(&str, bool, &[&str]); 9] = [
+            ("no-sync", self.no_sync, &["ddp", "fsdp2", "hsdp"]),
+            ("gradient-as-bucket-view", self.gradient_as_bucket_view, &["ddp"]),
+            ("bucket-cap-mb", self.bucket_cap_mb.is_some(), &["ddp"]),
+            ("no-init-sync", self.no_init_sync, &["ddp"]),
             ("shard-size", self.shard_size.is_some(), &["hsdp"]),
             ("reshard-after-forward", self.reshard_after_forward.is_some(), sharded),
             ("root-reshard-after-forward", self.root_reshard_after_forward.is_some(), sharded),
@@ -84,6 +100,12 @@ impl ParallelSettings {
             bail!("`--parallel hsdp` needs `--shard-size`, the ranks that share one copy of the parameters");
         }
         Ok(match kind {
+            Some("ddp") => Some(Parallel::Ddp(Ddp {
+                gradient_as_bucket_view: self.gradient_as_bucket_view,
+                bucket_cap_mb: self.bucket_cap_mb,
+                init_sync: !self.no_init_sync,
+                no_sync: self.no_sync,
+            })),
             Some("fsdp2" | "hsdp") => Some(Parallel::Fsdp2(Fsdp2 {
                 shard_size: self.shard_size,
                 reshard_after_forward: self.reshard_after_forward.unwrap_or_default(),
