@@ -29,6 +29,7 @@ import truth_adapters
 import truth_checkpoint
 import truth_deepspeed
 import truth_losses
+import truth_megatron
 import truth_optimizers
 import truth_ranks
 
@@ -248,10 +249,12 @@ class Run:
                     sums[owner] += storage.nbytes()
 
         add("parameter", self.model.parameters())
-        add("buffer", self.model.buffers())
+        # Megatron's wrapper has a list under this name.
+        add("buffer", self.torch.nn.Module.buffers(self.model))
         add("buffer", (t for p in self.model.parameters() for t in truth_adapters.scales(p)))
         add("gradient", (p.grad for p in self.model.parameters() if p.grad is not None))
         add("gradient", truth_ranks.whole_gradients(self.model))
+        add("gradient", (p.main_grad for p in self.model.parameters() if hasattr(p, "main_grad")))
         states = (s for optimizer in getattr(self, "optimizers", ()) for s in truth_optimizers.states_of(optimizer))
         add("optimizer_state", (part for s in states for v in s.values() for part in truth_optimizers.parts_of(v)))
         return {**sums, "rest": total - sum(sums.values())}
@@ -262,8 +265,11 @@ class Run:
         self.model = model = self.load()
         trainable = [p for p in model.parameters() if p.requires_grad]
         masters = ()
+        megatron = (setup["parallel"] or {}).get("kind") == "megatron-do"
         if self.zero:
             self.model = model = truth_deepspeed.wrap(model, setup)
+        elif megatron:
+            self.optimizers = [truth_megatron.Optimizer(model, setup, self.dtype)]
         elif setup.get("optimizer_in_backward"):
             self.optimizers = truth_optimizers.step_in_backward(trainable, setup, model)
         elif setup.get("master_weights"):
@@ -304,7 +310,11 @@ class Run:
                 if self.zero:
                     truth_deepspeed.backward(model, loss, micro_batch == accumulate)
                 else:
-                    (loss / accumulate if accumulate > 1 else loss).backward(retain_graph=leak)
+                    scaled = loss / accumulate if accumulate > 1 else loss
+                    if megatron:
+                        scaled = self.optimizers[0].scaled(scaled)
+                    scaled.backward(retain_graph=leak)
+                    del scaled
                 if leak:
                     kept.append(loss)
                 self.leave()
@@ -316,7 +326,7 @@ class Run:
             for parameter, master in zip(trainable, masters):
                 if parameter.grad is not None:
                     master.grad = parameter.grad.float()
-            if setup["clip_grad_norm"] is not None:
+            if setup["clip_grad_norm"] is not None and not megatron:
                 torch.nn.utils.clip_grad_norm_(masters or model.parameters(), setup["clip_grad_norm"])
             if not setup.get("optimizer_in_backward"):
                 for optimizer in self.optimizers:
@@ -422,6 +432,8 @@ class Run:
         materialize(model, {}, "cpu" if on_host else "cuda")
         if on_host and not sharded:
             use_on_device(model)
+        if parallel["kind"] == "megatron-do":
+            model = truth_megatron.wrap(model, setup)
         if parallel["kind"] == "ddp":
             model = truth_ranks.replicate(model, parallel)
         return model

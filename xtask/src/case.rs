@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use ledger::{Bytes, Dtype};
-use models::{Ddp, Fsdp2, GPUS, Gpu, Lora, Model, Parallel, Reshard, Setup, Stage, Zero};
+use models::{Ddp, Fsdp2, GPUS, Gpu, Lora, Megatron, Model, Parallel, Reshard, Setup, Stage, Zero};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -106,6 +106,10 @@ pub struct CaseParallel {
     gradient_as_bucket_view: Option<bool>,
     bucket_cap_mb: Option<u32>,
     init_sync: Option<bool>,
+    grad_reduce_in_fp32: Option<bool>,
+    #[serde(default)]
+    overlap_grad_reduce: bool,
+    bucket_size: Option<u64>,
 }
 
 impl CaseParallel {
@@ -137,6 +141,11 @@ impl CaseParallel {
             "zero1" => self.zero(Stage::One),
             "zero2" => self.zero(Stage::Two),
             "zero3" => self.zero(Stage::Three),
+            "megatron-do" => Ok(Parallel::MegatronDo(Megatron {
+                grad_reduce_in_fp32: self.grad_reduce_in_fp32,
+                overlap_grad_reduce: self.overlap_grad_reduce,
+                bucket_size: self.bucket_size,
+            })),
             other => bail!("ranks that divide the work by {other} are not planned"),
         }
     }

@@ -307,6 +307,7 @@ mod tests {
             "frozen/",
             "fsdp2/",
             "losses/",
+            "megatron/",
             "precision/",
             "quantized/",
             "random/",

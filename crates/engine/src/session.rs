@@ -261,7 +261,8 @@ impl Session {
         result
     }
 
-    pub(crate) fn with_category<R>(&self, category: Category, f: impl FnOnce() -> R) -> R {
+    /// Runs `f`, whose tensors are of `category` where nothing else is said.
+    pub fn with_category<R>(&self, category: Category, f: impl FnOnce() -> R) -> R {
         let outer = self.category.replace(category);
         let result = f();
         self.category.set(outer);

@@ -31,7 +31,7 @@ pub use engine::{Collective, Messages, Traffic};
 pub use gpus::{GPUS, Gpu};
 pub use lora::{ALL_LINEAR, Lora};
 pub use loss::Loss;
-pub use parallel::{Ddp, Fsdp2, Parallel, Reshard, Stage, Zero};
+pub use parallel::{Ddp, Fsdp2, Megatron, Parallel, Reshard, Stage, Zero};
 pub use presets::{PRESETS, Preset};
 pub use run::{Flops, Model, Parameters, PlanError, Run};
 pub use setup::{Attention, Offload, Optimizer, OptimizerImpl, Quantize, SdpaKernel, Setup, Torch, ZeroGrad};

@@ -2,6 +2,7 @@
 
 mod ddp;
 mod fsdp2;
+mod megatron;
 mod zero;
 
 use std::rc::Rc;
@@ -15,6 +16,8 @@ use crate::setup::{Offload, Setup};
 pub use ddp::Ddp;
 pub use fsdp2::{Fsdp2, Reshard};
 pub(crate) use fsdp2::{Job, Shard, Unit};
+pub(crate) use megatron::Distributed;
+pub use megatron::Megatron;
 pub(crate) use zero::Engine;
 pub use zero::{Stage, Zero};
 
@@ -27,6 +30,8 @@ pub enum Parallel {
     Fsdp2(Fsdp2),
     /// DeepSpeed's ZeRO.
     Zero(Zero),
+    /// Megatron's distributed optimizer.
+    MegatronDo(Megatron),
 }
 
 impl Parallel {
@@ -36,6 +41,7 @@ impl Parallel {
             Self::Ddp(_) => "ddp",
             Self::Fsdp2(options) => options.name(),
             Self::Zero(options) => options.name(),
+            Self::MegatronDo(_) => "megatron-do",
         }
     }
 
@@ -45,15 +51,15 @@ impl Parallel {
             Self::Ddp(_) => None,
             Self::Fsdp2(options) => options.param_dtype,
             Self::Zero(_) => None,
+            Self::MegatronDo(_) => None,
         }
     }
 
     /// The ranks that share each gradient by its rows, of `world`.
     pub(crate) fn shards(&self, world: u32) -> u32 {
         match self {
-            Self::Ddp(_) | Self::Zero(_) => 1,
+            Self::Ddp(_) | Self::Zero(_) | Self::MegatronDo(_) => 1,
             Self::Fsdp2(options) => options.shards(world),
-            Self::Zero(_) => 1,
         }
     }
 
@@ -63,6 +69,7 @@ impl Parallel {
             Self::Ddp(options) => options.assumptions(setup),
             Self::Fsdp2(options) => options.assumptions(setup),
             Self::Zero(options) => options.assumptions(setup),
+            Self::MegatronDo(options) => options.assumptions(setup),
         }
     }
 
@@ -72,6 +79,7 @@ impl Parallel {
             Self::Ddp(options) => options.contradiction(setup),
             Self::Fsdp2(options) => options.contradiction(setup),
             Self::Zero(options) => options.contradiction(setup),
+            Self::MegatronDo(options) => options.contradiction(setup),
         }
     }
 }

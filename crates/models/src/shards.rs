@@ -203,6 +203,11 @@ impl FlatBuffer {
         &self.buckets
     }
 
+    /// Where parameter `index` of the model begins.
+    pub fn start_of(&self, index: usize) -> u64 {
+        self.places[index].start
+    }
+
     /// Which parameters `rank` updates, and which elements of each: its part of every bucket, the parameters from the
     /// model's last to its first.
     pub fn pieces(&self, ranks: u64, rank: u64) -> Vec<(usize, Range<u64>)> {

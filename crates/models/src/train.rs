@@ -9,7 +9,7 @@ use ledger::{Device, DeviceKind, Phase};
 use crate::gpus::Gpu;
 use crate::network::{Built, Pass};
 use crate::optim::{Form, Masters, Offloaded, Optimizer, clip_grad_norm};
-use crate::parallel::{self, Engine};
+use crate::parallel::{self, Distributed, Engine, Parallel};
 use crate::run::{Flops, PlanError, Run};
 use crate::setup::{Offload, Optimizer as OptimizerKind, Setup, Torch, ZeroGrad};
 
@@ -74,7 +74,7 @@ pub(crate) fn train(
     let deepspeed = Engine::new(session, setup, &model.trainable);
     let mut update = match deepspeed {
         Some(engine) => Update::OfEngine(engine),
-        None => Update::new(setup, &model.trainable, &model.vocabulary),
+        None => Update::new(session, setup, &model.trainable, &model.vocabulary),
     };
     let mut pass = Pass::default();
     let mut input = None;
@@ -101,11 +101,12 @@ pub(crate) fn train(
             if let Some(loss) = pass.loss() {
                 if let Update::OfEngine(engine) = &update {
                     engine.backward(loss, micro_batch == setup.accumulate);
-                } else if setup.accumulate > 1 {
-                    let scaled = loss.div_scalar();
-                    backward(&scaled);
                 } else {
-                    backward(loss);
+                    let mut scaled = if setup.accumulate > 1 { loss.div_scalar() } else { loss.clone() };
+                    if let Update::OfShards(optimizer) = &update {
+                        scaled = optimizer.scaled(&scaled);
+                    }
+                    backward(&scaled);
                 }
             }
             if let Some(ranks) = &model.ranks {
@@ -114,8 +115,10 @@ pub(crate) fn train(
         }
         session.mark(step, None, Phase::UPDATE);
         session.with_grad(false, || {
-            if let Update::OfEngine(engine) = &update {
-                return engine.step();
+            match &mut update {
+                Update::OfEngine(engine) => return engine.step(),
+                Update::OfShards(optimizer) => return optimizer.step(),
+                _ => {}
             }
             let stepped = update.stepped(&model.trainable);
             if setup.clip_grad_norm.is_some() {
@@ -156,10 +159,17 @@ enum Update {
     InBackward,
     /// That of DeepSpeed's engine.
     OfEngine(Engine),
+    /// After backward, each rank over its part.
+    OfShards(Distributed),
 }
 
 impl Update {
-    fn new(setup: &Setup, parameters: &[Tensor], vocabulary: &[Tensor]) -> Self {
+    fn new(session: &Rc<Session>, setup: &Setup, parameters: &[Tensor], vocabulary: &[Tensor]) -> Self {
+        if let Some(Parallel::MegatronDo(options)) = &setup.parallel
+            && let Some(optimizer) = Distributed::new(session, options, setup, parameters)
+        {
+            return Self::OfShards(optimizer);
+        }
         if setup.offloads(Offload::Optimizer) {
             return Self::OnHost(Offloaded::new(Form::new(setup), parameters));
         }
@@ -215,7 +225,7 @@ impl Update {
                 optimizer.step();
                 optimizer.zero_grad();
             }
-            Self::InBackward | Self::OfEngine(_) => {}
+            Self::InBackward | Self::OfEngine(_) | Self::OfShards(_) => {}
         }
     }
 }

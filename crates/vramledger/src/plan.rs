@@ -264,6 +264,12 @@ fn parallel(parallel: &Parallel) -> Value {
             "round_robin_gradients": options.round_robin_gradients,
             "grad_accum_dtype": dtype(options.grad_accum_dtype),
         }),
+        Parallel::MegatronDo(options) => json!({
+            "kind": parallel.name(),
+            "grad_reduce_in_fp32": options.grad_reduce_in_fp32,
+            "overlap_grad_reduce": options.overlap_grad_reduce,
+            "bucket_size": options.bucket_size,
+        }),
     }
 }
 

@@ -3,16 +3,17 @@
 use anyhow::{Result, bail};
 use clap::Args;
 use vramledger::ledger::Dtype;
-use vramledger::models::{Ddp, Fsdp2, Parallel, Reshard};
+use vramledger::models::{Ddp, Fsdp2, Megatron, Parallel, Reshard};
 
 use crate::value;
 
 /// How ranks divide the work, and the options of the framework that does it.
 #[derive(Args, Clone, Default, PartialEq)]
 pub struct ParallelSettings {
-    /// How ranks divide the work: ddp (each holds all of it and sums gradients in buckets), fsdp2 (fully_shard on every block and the root), hsdp (the same in groups of
-    /// --shard-size ranks) [default: each rank holds all of it]
-    #[arg(long, value_name = "KIND", value_parser = ["ddp", "fsdp2", "hsdp"], hide_possible_values = true, help_heading = "Ranks")]
+    /// How ranks divide the work: ddp (each holds all of it and sums gradients in buckets), fsdp2 (fully_shard on
+    /// every block and the root), hsdp (the same in groups of --shard-size ranks), megatron-do (Megatron's distributed
+    /// optimizer) [default: each rank holds all of it]
+    #[arg(long, value_name = "KIND", value_parser = ["ddp", "fsdp2", "hsdp", "megatron-do"], hide_possible_values = true, help_heading = "Ranks")]
     pub parallel: Option<String>,
     /// Ranks, for the effective batch and for what each of them holds [default: 1]
     #[arg(long, value_name = "N", value_parser = value::positive_u32, help_heading = "Ranks", allow_negative_numbers = true)]
@@ -50,6 +51,16 @@ pub struct ParallelSettings {
     /// Dtype in which gradients are reduced [default: --dtype]
     #[arg(long, value_name = "DTYPE", value_parser = value::float_dtype(), help_heading = "Ranks: fsdp2, hsdp")]
     pub mp_reduce_dtype: Option<Dtype>,
+
+    /// Whether gradients are summed and reduced in fp32 [default: where weights are bf16]
+    #[arg(long, value_name = "true|false", help_heading = "Ranks: megatron-do")]
+    pub grad_reduce_in_fp32: Option<bool>,
+    /// Gradients are reduced in buckets while backward runs
+    #[arg(long, help_heading = "Ranks: megatron-do")]
+    pub overlap_grad_reduce: bool,
+    /// Elements at which a bucket is closed [default: 40 million, or a million a rank where that is more]
+    #[arg(long, value_name = "N", value_parser = value::positive, help_heading = "Ranks: megatron-do", allow_negative_numbers = true)]
+    pub bucket_size: Option<u64>,
 }
 
 impl ParallelSettings {
@@ -68,6 +79,9 @@ impl ParallelSettings {
             root_reshard_after_forward: self.root_reshard_after_forward.or(file.root_reshard_after_forward),
             mp_param_dtype: self.mp_param_dtype.or(file.mp_param_dtype),
             mp_reduce_dtype: self.mp_reduce_dtype.or(file.mp_reduce_dtype),
+            grad_reduce_in_fp32: self.grad_reduce_in_fp32.or(file.grad_reduce_in_fp32),
+            overlap_grad_reduce: self.overlap_grad_reduce || file.overlap_grad_reduce,
+            bucket_size: self.bucket_size.or(file.bucket_size),
         }
     }
 
@@ -75,7 +89,7 @@ impl ParallelSettings {
     pub fn parallel(&self) -> Result<Option<Parallel>> {
         let kind = self.parallel.as_deref();
         let sharded: &[&str] = &["fsdp2", "hsdp"];
-        let given: [(&str, bool, &[&str]); 9] = [
+        let given: [(&str, bool, &[&str]); 12] = [
             ("no-sync", self.no_sync, &["ddp", "fsdp2", "hsdp"]),
             ("gradient-as-bucket-view", self.gradient_as_bucket_view, &["ddp"]),
             ("bucket-cap-mb", self.bucket_cap_mb.is_some(), &["ddp"]),
@@ -85,6 +99,9 @@ impl ParallelSettings {
             ("root-reshard-after-forward", self.root_reshard_after_forward.is_some(), sharded),
             ("mp-param-dtype", self.mp_param_dtype.is_some(), sharded),
             ("mp-reduce-dtype", self.mp_reduce_dtype.is_some(), sharded),
+            ("grad-reduce-in-fp32", self.grad_reduce_in_fp32.is_some(), &["megatron-do"]),
+            ("overlap-grad-reduce", self.overlap_grad_reduce, &["megatron-do"]),
+            ("bucket-size", self.bucket_size.is_some(), &["megatron-do"]),
         ];
         for (key, _, kinds) in given.into_iter().filter(|(_, given, _)| *given) {
             let theirs = kinds.join(" or ");
@@ -99,12 +116,20 @@ impl ParallelSettings {
         if kind == Some("hsdp") && self.shard_size.is_none() {
             bail!("`--parallel hsdp` needs `--shard-size`, the ranks that share one copy of the parameters");
         }
+        if self.bucket_size.is_some() && !self.overlap_grad_reduce {
+            bail!("`--bucket-size` is of buckets: it needs `--overlap-grad-reduce`");
+        }
         Ok(match kind {
             Some("ddp") => Some(Parallel::Ddp(Ddp {
                 gradient_as_bucket_view: self.gradient_as_bucket_view,
                 bucket_cap_mb: self.bucket_cap_mb,
                 init_sync: !self.no_init_sync,
                 no_sync: self.no_sync,
+            })),
+            Some("megatron-do") => Some(Parallel::MegatronDo(Megatron {
+                grad_reduce_in_fp32: self.grad_reduce_in_fp32,
+                overlap_grad_reduce: self.overlap_grad_reduce,
+                bucket_size: self.bucket_size,
             })),
             Some("fsdp2" | "hsdp") => Some(Parallel::Fsdp2(Fsdp2 {
                 shard_size: self.shard_size,
