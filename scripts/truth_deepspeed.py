@@ -1,6 +1,8 @@
 """DeepSpeed's ZeRO, as a training case asks for it: the engine around a model, one rank of a job."""
 
+import contextlib
 import os
+import sys
 
 # DeepSpeed's names of the options that a case may give, and the stage of which they are.
 BUCKETS = ("reduce_bucket_size", "allgather_bucket_size", "contiguous_gradients", "overlap_comm", "round_robin_gradients")
@@ -81,6 +83,16 @@ def take_gradients_as_finite():
     for module in (bf16, stage3, stage_1_and_2):
         if hasattr(module, "is_invalid_grad_norm"):
             module.is_invalid_grad_norm = answered(utils.is_invalid_grad_norm)
+    # Nor has another rank told what it does: it does what this one does.
+    lists = sys.modules["deepspeed.runtime.zero.utils"]
+    lists.get_lst_from_rank0 = lambda integers, ask=lists.get_lst_from_rank0: (ask(integers), integers)[1]
+    ask_length = lists.assert_lst_len_same_as_other_ranks
+
+    def agree_on_length(integers):
+        with contextlib.suppress(RuntimeError):
+            ask_length(integers)
+
+    lists.assert_lst_len_same_as_other_ranks = agree_on_length
     for kind in (stage_1_and_2.DeepSpeedZeroOptimizer, stage3.DeepSpeedZeroOptimizer_Stage3):
         kind.has_overflow = answered(kind.has_overflow)
 
