@@ -429,9 +429,11 @@ fn accumulate(slot: &mut Option<Tensor>, new: Tensor) {
     };
 }
 
-/// Adds a gradient to the leaf's and runs the leaf's hook; what came lives until the hook has returned.
+/// Adds a gradient to the leaf's and runs the leaf's hooks.
 fn accumulate_leaf(leaf: &Tensor, grads: InputBuffer) {
     let Some(gradient) = grads.into_iter().next().flatten() else { return };
+    let after = leaf.hook_after_accumulator();
+    let until_after = after.as_ref().map(|_| gradient.detach());
     // A gradient that is added to another one is done with before the hook runs.
     let gradient = if leaf.grad().is_none() {
         keep_gradient(leaf, &gradient);
@@ -444,6 +446,10 @@ fn accumulate_leaf(leaf: &Tensor, grads: InputBuffer) {
         hook();
     }
     drop(gradient);
+    if let Some(hook) = after {
+        hook();
+    }
+    drop(until_after);
 }
 
 /// The first gradient of a leaf: stolen where nothing else holds it and its layout is the leaf's, copied

@@ -77,6 +77,7 @@ struct Autograd {
     accumulator: Weak<Node>,
     grad: Option<Tensor>,
     accumulated: Option<Rc<dyn Fn()>>,
+    after_accumulator: Option<Rc<dyn Fn()>>,
     /// Set where it is not the leaf's own.
     grad_dtype: Option<Option<Dtype>>,
 }
@@ -429,6 +430,16 @@ impl Tensor {
     pub fn on_accumulated(&self, hook: Option<Rc<dyn Fn()>>) {
         let old = std::mem::replace(&mut self.0.autograd.borrow_mut().accumulated, hook);
         drop(old);
+    }
+
+    /// Runs `hook` whenever the function that accumulates a gradient has run (a post hook of `AccumulateGrad`): what
+    /// came lives until it returns.
+    pub fn after_accumulator(&self, hook: Rc<dyn Fn()>) {
+        self.0.autograd.borrow_mut().after_accumulator = Some(hook);
+    }
+
+    pub(crate) fn hook_after_accumulator(&self) -> Option<Rc<dyn Fn()>> {
+        self.0.autograd.borrow().after_accumulator.clone()
     }
 
     pub(crate) fn accumulated_hook(&self) -> Option<Rc<dyn Fn()>> {

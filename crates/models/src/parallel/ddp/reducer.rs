@@ -64,11 +64,11 @@ impl Reducer {
         reducer.session.scoped("ddp", || reducer.construct(&model.states, world));
         for (index, parameter) in reducer.parameters.iter().enumerate() {
             let reducer: Weak<Self> = Rc::downgrade(&reducer);
-            parameter.on_accumulated(Some(Rc::new(move || {
+            parameter.after_accumulator(Rc::new(move || {
                 if let Some(reducer) = reducer.upgrade() {
                     reducer.gradient_came(index);
                 }
-            })));
+            }));
         }
         reducer
     }
