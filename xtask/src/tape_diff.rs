@@ -233,6 +233,7 @@ mod tests {
 
     #[test]
     fn planned_tapes_of_ranks_are_the_recorded_ones() {
+        run_folder(&truth("ddp")).unwrap();
         run_folder(&truth("fsdp2")).unwrap();
         run_folder(&truth("megatron")).unwrap();
     }

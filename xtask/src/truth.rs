@@ -305,6 +305,7 @@ mod tests {
             "events/",
             "families/",
             "frozen/",
+            "ddp/",
             "fsdp2/",
             "losses/",
             "megatron/",
