@@ -426,10 +426,11 @@ class Run:
             backend = "nccl" if parallel["kind"] == "ddp" else "fake"
             vramledger_ranks.start(backend, parallel.get("rank", 0), parallel["world"])
         sharded = parallel["kind"] in ("fsdp2", "hsdp")
-        on_host = "parameters" in setup.get("offload", ())
+        on_host = "parameters" in setup.get("offload", ()) and not self.zero
         if sharded:
             truth_ranks.shard(model, parallel, on_host)
-        materialize(model, {}, "cpu" if on_host else "cuda")
+        parted = truth_deepspeed.partition(setup) if self.zero else None
+        materialize(model, {}, "cpu" if on_host else "cuda", parted)
         if on_host and not sharded:
             use_on_device(model)
         if parallel["kind"] == "megatron-do":
@@ -492,8 +493,9 @@ def local(tensor):
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def materialize(module, made, place):
-    """Puts empty tensors on the device for a model made on `meta`: children first, then parameters, then buffers."""
+def materialize(module, made, place, parted=None):
+    """Puts empty tensors on the device for a model made on `meta`: children first, then parameters, then buffers.
+    `parted` takes all but a part of a parameter away."""
     import torch
 
     def new(tensor):
@@ -502,7 +504,7 @@ def materialize(module, made, place):
         return made[tensor]
 
     for child in module.children():
-        materialize(child, made, place)
+        materialize(child, made, place, parted)
     for name, parameter in module._parameters.items():
         if parameter is not None and parameter.is_meta:
             if hasattr(parameter, "bnb_quantized"):
@@ -510,6 +512,9 @@ def materialize(module, made, place):
             elif parameter not in made:
                 empty = torch.empty_like(parameter, device=place)
                 made[parameter] = torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)
+                del empty
+                if parted:
+                    parted(made[parameter])
             module._parameters[name] = made[parameter]
     for name, buffer in module._buffers.items():
         if buffer is not None and buffer.is_meta:

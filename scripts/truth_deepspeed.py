@@ -1,6 +1,5 @@
 """DeepSpeed's ZeRO, as a training case asks for it: the engine around a model, one rank of a job."""
 
-import contextlib
 import os
 import sys
 
@@ -68,6 +67,7 @@ def take_gradients_as_finite():
 
     if not vramledger_host.emulated():
         return
+    import torch
     import deepspeed.runtime.bf16_optimizer as bf16
     import deepspeed.runtime.utils as utils
     import deepspeed.runtime.zero.stage3 as stage3
@@ -83,18 +83,28 @@ def take_gradients_as_finite():
     for module in (bf16, stage3, stage_1_and_2):
         if hasattr(module, "is_invalid_grad_norm"):
             module.is_invalid_grad_norm = answered(utils.is_invalid_grad_norm)
-    # Nor has another rank told what it does: it does what this one does.
-    lists = sys.modules["deepspeed.runtime.zero.utils"]
-    lists.get_lst_from_rank0 = lambda integers, ask=lists.get_lst_from_rank0: (ask(integers), integers)[1]
-    ask_length = lists.assert_lst_len_same_as_other_ranks
-
-    def agree_on_length(integers):
-        with contextlib.suppress(RuntimeError):
-            ask_length(integers)
-
-    lists.assert_lst_len_same_as_other_ranks = agree_on_length
+    # Nor has another rank told the order of its modules, of a few bytes each: it is this one's.
+    coordinator = sys.modules["deepspeed.runtime.zero.partitioned_param_coordinator"]
+    coordinator.assert_ints_same_as_other_ranks = lambda integers: None
+    # What a message about a parameter allocates is none of the run.
+    torch.nn.Parameter.__repr__ = lambda parameter: "a parameter"
     for kind in (stage_1_and_2.DeepSpeedZeroOptimizer, stage3.DeepSpeedZeroOptimizer_Stage3):
         kind.has_overflow = answered(kind.has_overflow)
+
+
+def partition(setup):
+    """What leaves this rank its part of a parameter that was just made; none before stage 3."""
+    import deepspeed
+    import torch
+
+    if setup["parallel"]["kind"] != "zero3":
+        return None
+    context = deepspeed.zero.Init(
+        module=torch.nn.Module(),
+        config_dict_or_path=config(setup),
+        remote_device="cpu" if "parameters" in setup.get("offload", ()) else None,
+    )
+    return lambda parameter: context._convert_to_zero_parameters([parameter])
 
 
 def wrap(model, setup):

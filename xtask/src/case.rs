@@ -110,6 +110,10 @@ pub struct CaseParallel {
     #[serde(default)]
     overlap_grad_reduce: bool,
     bucket_size: Option<u64>,
+    prefetch_bucket_size: Option<u64>,
+    param_persistence_threshold: Option<u64>,
+    max_live_parameters: Option<u64>,
+    max_reuse_distance: Option<u64>,
 }
 
 impl CaseParallel {
@@ -156,6 +160,12 @@ impl CaseParallel {
         let usual = Zero::new(stage);
         Ok(Parallel::Zero(Zero {
             reduce_bucket_size: self.reduce_bucket_size.unwrap_or(usual.reduce_bucket_size),
+            prefetch_bucket_size: self.prefetch_bucket_size.unwrap_or(usual.prefetch_bucket_size),
+            param_persistence_threshold: self
+                .param_persistence_threshold
+                .unwrap_or(usual.param_persistence_threshold),
+            max_live_parameters: self.max_live_parameters.unwrap_or(usual.max_live_parameters),
+            max_reuse_distance: self.max_reuse_distance.unwrap_or(usual.max_reuse_distance),
             contiguous_gradients: self.contiguous_gradients.unwrap_or(usual.contiguous_gradients),
             overlap_comm: self.overlap_comm,
             round_robin_gradients: self.round_robin_gradients,

@@ -1,5 +1,6 @@
 //! The command line.
 
+mod deepspeed;
 mod parallel;
 
 use std::ffi::OsString;

@@ -151,7 +151,7 @@ impl Saved {
                 if let Some(object) = tensor.object() {
                     session.note_saved(object);
                 }
-                let value = if tensor.requires_grad() { tensor.detach() } else { tensor };
+                let value = if tensor.requires_grad() { tensor.held() } else { tensor };
                 let index = frame.next.get();
                 frame.next.set(index + 1);
                 frame.values.borrow_mut()[index] = Some(value.clone());

@@ -106,7 +106,7 @@ pub struct Session {
     stream: Cell<Stream>,
     collectives: RefCell<BTreeMap<Collective, Messages>>,
     /// What was let go while another stream worked on it.
-    awaited: RefCell<Vec<ObjectId>>,
+    awaited: RefCell<Vec<(Stream, ObjectId)>>,
     pub(crate) after_backward: RefCell<Vec<Box<dyn FnOnce()>>>,
 }
 
@@ -436,7 +436,9 @@ impl Session {
             *layouts.entry((dtype, shape)).or_insert_with(intern)
         });
         if device == Self::DEVICE {
-            self.awaited.borrow_mut().drain(..).for_each(|object| tape.push(Event::Free(object)));
+            let mut awaited = self.awaited.borrow_mut();
+            awaited.sort_by_key(|(stream, _)| *stream);
+            awaited.drain(..).for_each(|(_, object)| tape.push(Event::Free(object)));
         }
         let object = tape.new_object(Object { label, layout }).expect("a run makes fewer than 2^32 objects");
         tape.push(Event::Alloc {
@@ -447,6 +449,11 @@ impl Session {
             pool: Pool(0),
         });
         Storage::of(self, object, device)
+    }
+
+    /// Where memory is made now.
+    pub(crate) const fn stream(&self) -> Stream {
+        self.stream.get()
     }
 
     /// Memory is made on `stream` in `f`. Stream 0 is the one that computes.
@@ -535,11 +542,11 @@ impl Session {
     }
 
     /// Notes that `object` is let go; where another stream works on it (`awaited`), its block returns later.
-    pub(crate) fn record_free(&self, object: ObjectId, awaited: bool) {
+    pub(crate) fn record_free(&self, object: ObjectId, awaited: Option<Stream>) {
         let mut tape = self.tape.borrow_mut();
-        if awaited {
+        if let Some(stream) = awaited {
             tape.push(Event::FreeRequested(object));
-            self.awaited.borrow_mut().push(object);
+            self.awaited.borrow_mut().push((stream, object));
         } else {
             tape.push(Event::Free(object));
         }

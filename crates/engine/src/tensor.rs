@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
-use ledger::{Category, DeviceId, Dtype, ObjectId};
+use ledger::{Category, DeviceId, Dtype, ObjectId, Stream};
 
 use crate::dims::Dims;
 use crate::graph::{Edge, Node};
@@ -17,8 +17,10 @@ pub(crate) struct Storage {
     object: Cell<Option<ObjectId>>,
     /// Where the elements are now, if not in `object`, whose name they keep (`tensor.data = …`).
     elsewhere: RefCell<Option<Rc<Self>>>,
-    /// Whether another stream works on it: its block returns when the next one is asked for.
-    recorded: Cell<bool>,
+    /// The stream it was allocated on.
+    stream: Cell<Stream>,
+    /// Another stream that works on it: its block returns when the next one is asked for.
+    recorded: Cell<Option<Stream>>,
     pub(crate) device: DeviceId,
 }
 
@@ -34,8 +36,15 @@ impl Storage {
     }
 
     fn made(session: Option<Rc<Session>>, object: Option<ObjectId>, device: DeviceId) -> Rc<Self> {
-        let (elsewhere, recorded) = (RefCell::default(), Cell::new(false));
-        Rc::new(Self { session, object: Cell::new(object), elsewhere, recorded, device })
+        let stream = session.as_ref().map_or(Stream(0), |session| session.stream());
+        Rc::new(Self {
+            session,
+            object: Cell::new(object),
+            elsewhere: RefCell::default(),
+            stream: Cell::new(stream),
+            recorded: Cell::new(None),
+            device,
+        })
     }
 
     /// Frees what is allocated (`resize_(0)`).
@@ -60,6 +69,7 @@ impl Storage {
     fn adopt(&self, other: &Self) {
         self.free();
         self.object.set(other.object.take());
+        self.stream.set(other.stream.get());
     }
 }
 
@@ -474,6 +484,18 @@ impl Tensor {
         self.0.storage.adopt(&new);
     }
 
+    /// A tensor on the memory that this one has now, whatever becomes of this one (`detach()` of `data`).
+    pub(crate) fn held(&self) -> Self {
+        let storage = &self.0.storage;
+        if storage.elsewhere.borrow().is_none() {
+            return self.detach();
+        }
+        let own = Storage::made(Some(Rc::clone(self.session())), None, storage.device);
+        own.move_into(storage);
+        own.object.set(storage.object.get());
+        Self::from_parts(self.session(), own, None, self.shape(), self.strides(), self.0.offset, self.dtype())
+    }
+
     /// A view of `shape` from element `start` on, without history and without a base.
     pub fn window(&self, start: u64, shape: Dims) -> Self {
         let storage = Rc::clone(&self.0.storage);
@@ -522,10 +544,14 @@ impl Tensor {
         self.0.storage.move_into(&other.0.storage);
     }
 
-    /// Another stream works on the memory of this tensor (`record_stream`).
-    pub fn record_stream(&self) {
+    /// `stream` works on the memory of this tensor (`record_stream`).
+    pub fn record_stream(&self, stream: Stream) {
         let storage = &self.0.storage;
-        storage.elsewhere.borrow().as_ref().unwrap_or(storage).recorded.set(true);
+        let elsewhere = storage.elsewhere.borrow();
+        let memory = elsewhere.as_ref().unwrap_or(storage);
+        if memory.stream.get() != stream {
+            memory.recorded.set(Some(stream));
+        }
     }
 
     /// Frees the memory of this tensor and its views, which stay.

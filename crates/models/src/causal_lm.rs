@@ -10,7 +10,7 @@ use crate::linear::Head;
 use crate::loss::{Loss, causal_lm_loss, chunked_loss, fused_linear_loss};
 use crate::network::{Output, Pass};
 use crate::nn::Builder;
-use crate::parallel::Unit;
+use crate::parallel::{Passage, Unit};
 use crate::setup::Setup;
 
 /// What attention is built from: the parts of a setup that models read.
@@ -117,6 +117,7 @@ pub(crate) struct Script {
     autocast: Option<Dtype>,
     loss: Option<Loss>,
     root: Option<Rc<Unit>>,
+    passage: Passage,
 }
 
 impl Script {
@@ -127,6 +128,7 @@ impl Script {
             autocast: setup.autocast,
             loss: setup.loss,
             root: build.root(),
+            passage: build.passage(),
         }
     }
 
@@ -162,6 +164,7 @@ impl Script {
                 _ => {}
             }
             let mut rest = None;
+            self.passage.enter();
             let forward = |_: &[Tensor]| {
                 let (hidden, cache) = model();
                 let logits = head.forward(&hidden);
@@ -176,6 +179,7 @@ impl Script {
                 None => forward(std::slice::from_ref(input_ids)),
             };
             let (Some(logits), Some(loss)) = (results.pop(), results.pop()) else { return };
+            let loss = self.passage.leave(loss);
             let (router_loss, cache, router_logits) = rest.unwrap_or_default();
             let output: Output = (router_loss, logits, cache, router_logits);
             if self.keep_outputs {

@@ -20,6 +20,7 @@ use crate::mask::Masking;
 use crate::network::{Built, Network, Pass};
 use crate::nn::{Block, Builder, Embedding};
 use crate::norm::RmsNorm;
+use crate::parallel::Passage;
 use crate::rotary::{Angles, RotaryEmbedding};
 use crate::setup::Setup;
 
@@ -105,6 +106,7 @@ impl Architecture for DecoderConfig {
             let norm = build.rms_norm("norm", self.hidden, self.norm);
             (embed_tokens, layers, norm, self.rotary.build(build))
         });
+        let (passage, rotary) = (build.passage(), build.passage());
         let lm_head =
             build.head(self.hidden, self.vocab, self.tied.then_some(&embed_tokens), self.logit_softcap);
         let network = Decoder {
@@ -118,6 +120,8 @@ impl Architecture for DecoderConfig {
             rotary_emb,
             lm_head,
             router_logits,
+            passage,
+            rotary,
         };
         build.finish(network)
     }
@@ -134,6 +138,8 @@ struct Decoder {
     rotary_emb: RotaryEmbedding,
     lm_head: Head,
     router_logits: RouterLogits,
+    passage: Passage,
+    rotary: Passage,
 }
 
 impl Decoder {
@@ -146,6 +152,7 @@ impl Decoder {
     fn model(&self, input_ids: &Tensor) -> (Tensor, Option<Cache>) {
         let session = input_ids.session();
         session.scoped("model", || {
+            self.passage.enter();
             let [batch, length] = [input_ids.size(0), input_ids.size(1)];
             let embeddings = self.embed_tokens.forward(input_ids);
             let config = &self.config;
@@ -157,6 +164,7 @@ impl Decoder {
             let causal = config.masks.causal.then(|| masking.causal()).flatten();
             let sliding = config.masks.window.and_then(|window| masking.sliding(window));
             let mut hidden = embeddings.clone();
+            self.rotary.enter();
             let angles = self.rotary_emb.angles(session, length, dtype);
             for segment in self.checkpointing.segments(self.layers.len()) {
                 let windowed = |index: usize| config.windowed.at(index as u64);
@@ -199,6 +207,7 @@ impl Decoder {
                 });
             }
             hidden = self.norm.forward(&hidden);
+            hidden = self.passage.leave(hidden);
             if config.masks.by_type {
                 release!(causal, sliding, embeddings, position_ids);
             } else {

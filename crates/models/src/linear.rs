@@ -8,6 +8,7 @@ use ledger::{Category, Dtype};
 
 use crate::lora::Adapter;
 use crate::nn::{Builder, Embedding};
+use crate::parallel::{Owner, run_gathered};
 use crate::setup::Quantize;
 
 /// A linear layer.
@@ -15,6 +16,7 @@ pub(crate) struct Linear {
     name: &'static str,
     layer: Layer,
     adapter: Option<Adapter>,
+    owner: Option<Owner>,
 }
 
 enum Layer {
@@ -29,7 +31,10 @@ enum Layer {
 impl Linear {
     pub(crate) fn forward(&self, input: &Tensor) -> Tensor {
         input.session().scoped(self.name, || {
-            let out = match &self.layer {
+            let out = run_gathered(self.owner.as_ref(), input, |input| match &self.layer {
+                Layer::Linear { weight, bias } if self.owner.is_some() => {
+                    input.linear_by_reference(weight, bias.as_ref())
+                }
                 Layer::Linear { weight, bias } => {
                     let weight = weight.on_device();
                     let bias = bias.as_ref().map(Tensor::on_device);
@@ -47,7 +52,7 @@ impl Linear {
                     out.view(shape)
                 }
                 Layer::FourBit(layer) => layer.forward(input),
-            };
+            });
             match (&self.adapter, &self.layer) {
                 (None, _) => out,
                 (Some(adapter), Layer::FourBit(_)) => adapter.forward_beside_4bit(input, out),
@@ -90,6 +95,7 @@ impl Linear4bit {
 pub(crate) struct Head {
     weight: Tensor,
     adapter: Option<Adapter>,
+    owner: Option<Owner>,
     /// Its result is cast to fp32.
     fp32: bool,
     /// Logits are kept small by a tanh.
@@ -106,7 +112,10 @@ impl Head {
 
     pub(crate) fn forward(&self, hidden: &Tensor) -> Tensor {
         let mut logits = hidden.session().scoped(Self::NAME, || {
-            let out = hidden.linear(&self.weight.on_device(), None);
+            let out = run_gathered(self.owner.as_ref(), hidden, |hidden| match &self.owner {
+                Some(_) => hidden.linear_by_reference(&self.weight, None),
+                None => hidden.linear(&self.weight.on_device(), None),
+            });
             match &self.adapter {
                 Some(adapter) => adapter.forward(hidden, out),
                 None => out,
@@ -137,7 +146,15 @@ impl Builder {
                     bias: bias.then(|| build.parameter("bias", &[outputs])),
                 },
             };
-            Linear { name, layer, adapter: build.adapter(inputs, outputs, false) }
+            let owner = match &layer {
+                Layer::Linear { weight, bias } => {
+                    let own: Vec<&Tensor> = std::iter::once(weight).chain(bias).collect();
+                    build.owner(&own)
+                }
+                Layer::Conv1d { weight, bias } => build.owner(&[weight, bias]),
+                Layer::FourBit(_) => None,
+            };
+            Linear { name, layer, adapter: build.adapter(inputs, outputs, false), owner }
         })
     }
 
@@ -150,7 +167,15 @@ impl Builder {
                     bias: build.parameter("bias", &[outputs]),
                 },
             };
-            Linear { name, layer, adapter: build.adapter(inputs, outputs, false) }
+            let owner = match &layer {
+                Layer::Linear { weight, bias } => {
+                    let own: Vec<&Tensor> = std::iter::once(weight).chain(bias).collect();
+                    build.owner(&own)
+                }
+                Layer::Conv1d { weight, bias } => build.owner(&[weight, bias]),
+                Layer::FourBit(_) => None,
+            };
+            Linear { name, layer, adapter: build.adapter(inputs, outputs, false), owner }
         })
     }
 
@@ -170,14 +195,14 @@ impl Builder {
         tied: Option<&Embedding>,
         softcap: bool,
     ) -> Head {
-        self.module(Head::NAME, |build| Head {
-            weight: match tied {
+        self.module(Head::NAME, |build| {
+            let weight = match tied {
                 Some(embedding) => embedding.weight().clone(),
                 None => build.vocabulary(&[outputs, inputs]),
-            },
-            adapter: build.adapter(inputs, outputs, true),
-            fp32: build.fp32_logits,
-            softcap,
+            };
+            let owner = build.owner(&[&weight]);
+            let adapter = build.adapter(inputs, outputs, true);
+            Head { weight, adapter, owner, fp32: build.fp32_logits, softcap }
         })
     }
 }

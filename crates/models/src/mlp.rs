@@ -11,7 +11,7 @@ use crate::linear::Linear;
 use crate::loss::Loss;
 use crate::network::{Built, Network, Pass};
 use crate::nn::{Activation, Block, Builder};
-use crate::parallel::{self, Unit};
+use crate::parallel::{self, Passage, Unit};
 use crate::setup::Setup;
 
 /// An MLP: `layers` of `width`.
@@ -31,6 +31,7 @@ struct Mlp {
     autocast: Option<Dtype>,
     layers: Vec<Block<Linear>>,
     root: Option<Rc<Unit>>,
+    passage: Passage,
 }
 
 impl Architecture for MlpConfig {
@@ -70,6 +71,7 @@ impl Architecture for MlpConfig {
             autocast: setup.autocast,
             layers,
             root: build.root(),
+            passage: build.passage(),
         };
         build.finish(network)
     }
@@ -88,7 +90,7 @@ impl Network for Mlp {
 impl Mlp {
     fn run(&self, x: &Tensor, pass: &mut Pass) {
         let session = Rc::clone(x.session());
-        let out = parallel::run(self.root.as_ref(), [x], |[x]| self.layers(x));
+        let out = self.passage.run(|| parallel::run(self.root.as_ref(), [x], |[x]| self.layers(x)));
         pass.rebind_output((None, out.clone(), None, Vec::new()));
         let loss = session.scoped("loss", || match self.loss {
             Some(Loss::Sum) => out.sum_all(),

@@ -6,7 +6,7 @@ use engine::{Session, Tensor};
 use ledger::Dtype;
 
 use crate::causal_lm::Cache;
-use crate::parallel::Ranks;
+use crate::parallel::{Parts, Ranks};
 use crate::run::Parameters;
 
 /// What a forward pass gives besides the loss, in the order in which it dies: the router's loss, the logits, the
@@ -66,4 +66,6 @@ pub(crate) struct Built {
     pub(crate) unmet: Vec<(&'static str, String)>,
     /// The framework that divides the work between ranks.
     pub(crate) ranks: Option<Rc<dyn Ranks>>,
+    /// The parameters of which each rank holds a part, under ZeRO's stage 3.
+    pub(crate) parts: Option<Rc<Parts>>,
 }

@@ -10,7 +10,7 @@ use crate::lora::{Adapter, Lora};
 use crate::loss::Loss;
 use crate::network::{Built, Network};
 use crate::norm::{Norm, RmsNorm};
-use crate::parallel::{self, Job, Parallel, Ranks, Shard, Unit};
+use crate::parallel::{self, Job, Owner, Parallel, Parts, Passage, Ranks, Shard, Unit, run_gathered};
 use crate::run::Parameters;
 use crate::setup::{Offload, Quantize, Setup};
 
@@ -36,6 +36,8 @@ pub(crate) struct Builder {
     /// Where ranks share the parameters: the training, and the unit of what is being made.
     shared: Option<(Rc<Job>, Rc<Unit>)>,
     compute_dtype: Option<Dtype>,
+    /// Where each rank holds a part of every parameter: ZeRO's stage 3.
+    parts: Option<Rc<Parts>>,
     path: Vec<String>,
     trainable: Vec<Tensor>,
     parameters: Parameters,
@@ -49,6 +51,7 @@ impl Builder {
         let (lora, freeze) = (setup.lora.clone(), setup.freeze.clone());
         let targets = lora.iter().flat_map(|lora| &lora.targets).map(|name| ("lora-targets", name.clone()));
         let frozen = freeze.iter().map(|name| ("freeze", name.clone()));
+        let parts = Parts::new(session, setup, dtype);
         Self {
             session: Rc::clone(session),
             dtype: if setup.prepare_kbit { Dtype::Fp32 } else { dtype },
@@ -57,9 +60,10 @@ impl Builder {
             fp32_logits: setup.loss == Some(Loss::Fp32Logits),
             unmet: targets.chain(frozen).collect(),
             input_requires_grad: setup.checkpoint != Checkpoint::None,
-            on_host: setup.offloads(Offload::Parameters),
+            on_host: setup.offloads(Offload::Parameters) && parts.is_none(),
             shared: parallel::share(session, setup),
             compute_dtype: setup.parallel.as_ref().and_then(Parallel::compute_dtype),
+            parts,
             lora,
             freeze,
             path: Vec::new(),
@@ -88,7 +92,7 @@ impl Builder {
             this.shared = outer.clone().zip(unit.clone()).map(|((job, _), unit)| (job, unit));
             let module = Rc::new(build(this));
             this.shared = outer;
-            Block { module, unit }
+            Block { module, unit, passage: Rc::new(this.passage()) }
         })
     }
 
@@ -147,7 +151,21 @@ impl Builder {
             return (shard.whole.clone(), Some(shard));
         }
         let place = if self.on_host { Tensor::of_host } else { Tensor::of_category };
-        (place(&self.session, name, Category::Parameter, shape, dtype), None)
+        let made = place(&self.session, name, Category::Parameter, shape, dtype);
+        if let Some(parts) = &self.parts {
+            parts.add(&made);
+        }
+        (made, None)
+    }
+
+    /// A module without parameters of its own.
+    pub(crate) fn passage(&self) -> Passage {
+        Passage(self.owner(&[]))
+    }
+
+    /// The module with these parameters of its own, where ranks hold parts of them.
+    pub(crate) fn owner(&self, parameters: &[&Tensor]) -> Option<Owner> {
+        self.parts.as_ref().map(|parts| parts.owner(parameters))
     }
 
     /// Counts a parameter of so many elements, which lies in so many bytes of `dtype`.
@@ -174,11 +192,10 @@ impl Builder {
     }
 
     pub(crate) fn embedding(&mut self, name: &'static str, rows: u64, width: u64) -> Embedding {
-        self.module(name, |build| Embedding {
-            name,
-            weight: build.vocabulary(&[rows, width]),
-            requires_grad: false,
-            scale: None,
+        self.module(name, |build| {
+            let weight = build.vocabulary(&[rows, width]);
+            let owner = build.owner(&[&weight]);
+            Embedding { name, weight, owner, requires_grad: false, scale: None }
         })
     }
 
@@ -196,15 +213,20 @@ impl Builder {
     }
 
     pub(crate) fn layer_norm(&mut self, name: &'static str, width: u64) -> LayerNorm {
-        self.module(name, |build| LayerNorm {
-            name,
-            weight: build.parameter("weight", &[width]),
-            bias: build.parameter("bias", &[width]),
+        self.module(name, |build| {
+            let weight = build.parameter("weight", &[width]);
+            let bias = build.parameter("bias", &[width]);
+            let owner = build.owner(&[&weight, &bias]);
+            LayerNorm { name, weight, bias, owner }
         })
     }
 
     pub(crate) fn rms_norm(&mut self, name: &'static str, width: u64, norm: Norm) -> RmsNorm {
-        self.module(name, |build| RmsNorm { name, weight: build.parameter("weight", &[width]), norm })
+        self.module(name, |build| {
+            let weight = build.parameter("weight", &[width]);
+            let owner = build.owner(&[&weight]);
+            RmsNorm { name, weight, norm, owner }
+        })
     }
 
     /// The model whose parts were made here.
@@ -218,6 +240,7 @@ impl Builder {
             vocabulary: self.vocabulary,
             unmet: self.unmet,
             ranks: self.shared.map(|(job, _)| -> Rc<dyn Ranks> { job }),
+            parts: self.parts,
         }
     }
 }
@@ -226,11 +249,13 @@ impl Builder {
 pub(crate) struct Block<M> {
     module: Rc<M>,
     unit: Option<Rc<Unit>>,
+    passage: Rc<Passage>,
 }
 
 impl<M> Clone for Block<M> {
     fn clone(&self) -> Self {
-        Self { module: Rc::clone(&self.module), unit: self.unit.clone() }
+        let passage = Rc::clone(&self.passage);
+        Self { module: Rc::clone(&self.module), unit: self.unit.clone(), passage }
     }
 }
 
@@ -241,7 +266,7 @@ impl<M> Block<M> {
         inputs: [&Tensor; N],
         forward: impl FnOnce(&M, [&Tensor; N]) -> Tensor,
     ) -> Tensor {
-        parallel::run(self.unit.as_ref(), inputs, |inputs| forward(&self.module, inputs))
+        self.passage.run(|| parallel::run(self.unit.as_ref(), inputs, |inputs| forward(&self.module, inputs)))
     }
 }
 
@@ -249,6 +274,7 @@ impl<M> Block<M> {
 pub(crate) struct Embedding {
     name: &'static str,
     weight: Tensor,
+    owner: Option<Owner>,
     /// Whether its result is made to want a gradient where the weight is frozen.
     requires_grad: bool,
     scale: Option<Tensor>,
@@ -261,7 +287,9 @@ impl Embedding {
 
     pub(crate) fn forward(&self, indices: &Tensor) -> Tensor {
         let out = indices.session().scoped(self.name, || {
-            let rows = self.weight.on_device().embedding(indices);
+            let rows = run_gathered(self.owner.as_ref(), indices, |indices| {
+                self.weight.on_device().embedding(indices)
+            });
             self.scale.as_ref().map_or_else(
                 || rows.clone(),
                 |scale| {
@@ -283,15 +311,18 @@ pub(crate) struct LayerNorm {
     name: &'static str,
     weight: Tensor,
     bias: Tensor,
+    owner: Option<Owner>,
 }
 
 impl LayerNorm {
     pub(crate) fn forward(&self, input: &Tensor) -> Tensor {
         input.session().scoped(self.name, || {
-            let (weight, bias) = (self.weight.on_device(), self.bias.on_device());
-            let out = input.layer_norm(&weight, &bias);
-            release!(weight, bias);
-            out
+            run_gathered(self.owner.as_ref(), input, |input| {
+                let (weight, bias) = (self.weight.on_device(), self.bias.on_device());
+                let out = input.layer_norm(&weight, &bias);
+                release!(weight, bias);
+                out
+            })
         })
     }
 }

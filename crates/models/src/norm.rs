@@ -3,6 +3,8 @@
 use engine::{Tensor, release};
 use ledger::Dtype;
 
+use crate::parallel::{Owner, run_gathered};
+
 /// Where a family applies the weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Norm {
@@ -19,13 +21,16 @@ pub(crate) struct RmsNorm {
     pub(crate) name: &'static str,
     pub(crate) weight: Tensor,
     pub(crate) norm: Norm,
+    pub(crate) owner: Option<Owner>,
 }
 
 impl RmsNorm {
     pub(crate) fn forward(&self, input: &Tensor) -> Tensor {
-        input.session().scoped(self.name, || match self.norm {
-            Norm::Cast | Norm::Fp32 => self.with_variance(input),
-            Norm::OneMore => self.one_more(input),
+        input.session().scoped(self.name, || {
+            run_gathered(self.owner.as_ref(), input, |input| match self.norm {
+                Norm::Cast | Norm::Fp32 => self.with_variance(input),
+                Norm::OneMore => self.one_more(input),
+            })
         })
     }
 

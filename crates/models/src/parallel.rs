@@ -18,7 +18,7 @@ pub use fsdp2::{Fsdp2, Reshard};
 pub(crate) use fsdp2::{Job, Shard, Unit};
 pub(crate) use megatron::Distributed;
 pub use megatron::Megatron;
-pub(crate) use zero::Engine;
+pub(crate) use zero::{Engine, Owner, Parts, Passage, run_gathered};
 pub use zero::{Stage, Zero};
 
 /// How the work of a step is divided between ranks, with the options of the framework that does it.

@@ -71,7 +71,7 @@ pub(crate) fn train(
     }
     let wrapped = parallel::wrap(session, setup, &model);
     model.ranks = wrapped.or(model.ranks.take());
-    let deepspeed = Engine::new(session, setup, &model.trainable);
+    let deepspeed = Engine::new(session, setup, &model.trainable, model.parts.clone());
     let mut update = match deepspeed {
         Some(engine) => Update::OfEngine(engine),
         None => Update::new(session, setup, &model.trainable, &model.vocabulary),
@@ -89,6 +89,9 @@ pub(crate) fn train(
             input = Some(batch.clone());
             if let Some(ranks) = &model.ranks {
                 ranks.before_forward();
+            }
+            if let Update::OfEngine(engine) = &update {
+                engine.begin_forward();
             }
             match setup.saved_on_host() {
                 None => model.network.forward(&batch, &mut pass),

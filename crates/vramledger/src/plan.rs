@@ -262,6 +262,10 @@ fn parallel(parallel: &Parallel) -> Value {
             "contiguous_gradients": options.contiguous_gradients,
             "overlap_comm": options.overlaps(),
             "round_robin_gradients": options.round_robin_gradients,
+            "prefetch_bucket_size": options.prefetch_bucket_size,
+            "param_persistence_threshold": options.param_persistence_threshold,
+            "max_live_parameters": options.max_live_parameters,
+            "max_reuse_distance": options.max_reuse_distance,
             "grad_accum_dtype": dtype(options.grad_accum_dtype),
         }),
         Parallel::MegatronDo(options) => json!({

@@ -5,15 +5,16 @@ use clap::Args;
 use vramledger::ledger::Dtype;
 use vramledger::models::{Ddp, Fsdp2, Megatron, Parallel, Reshard};
 
+use crate::args::deepspeed::DeepSpeedSettings;
 use crate::value;
 
 /// How ranks divide the work, and the options of the framework that does it.
 #[derive(Args, Clone, Default, PartialEq)]
 pub struct ParallelSettings {
     /// How ranks divide the work: ddp (each holds all of it and sums gradients in buckets), fsdp2 (fully_shard on
-    /// every block and the root), hsdp (the same in groups of --shard-size ranks), megatron-do (Megatron's distributed
-    /// optimizer) [default: each rank holds all of it]
-    #[arg(long, value_name = "KIND", value_parser = ["ddp", "fsdp2", "hsdp", "megatron-do"], hide_possible_values = true, help_heading = "Ranks")]
+    /// every block and the root), hsdp (the same in groups of --shard-size ranks), zero1, zero2, zero3 (DeepSpeed's
+    /// stages), megatron-do (Megatron's distributed optimizer) [default: each rank holds all of it]
+    #[arg(long, value_name = "KIND", value_parser = ["ddp", "fsdp2", "hsdp", "zero1", "zero2", "zero3", "megatron-do"], hide_possible_values = true, help_heading = "Ranks")]
     pub parallel: Option<String>,
     /// Ranks, for the effective batch and for what each of them holds [default: 1]
     #[arg(long, value_name = "N", value_parser = value::positive_u32, help_heading = "Ranks", allow_negative_numbers = true)]
@@ -61,6 +62,8 @@ pub struct ParallelSettings {
     /// Elements at which a bucket is closed [default: 40 million, or a million a rank where that is more]
     #[arg(long, value_name = "N", value_parser = value::positive, help_heading = "Ranks: megatron-do", allow_negative_numbers = true)]
     pub bucket_size: Option<u64>,
+    #[command(flatten)]
+    pub deepspeed: DeepSpeedSettings,
 }
 
 impl ParallelSettings {
@@ -82,6 +85,7 @@ impl ParallelSettings {
             grad_reduce_in_fp32: self.grad_reduce_in_fp32.or(file.grad_reduce_in_fp32),
             overlap_grad_reduce: self.overlap_grad_reduce || file.overlap_grad_reduce,
             bucket_size: self.bucket_size.or(file.bucket_size),
+            deepspeed: self.deepspeed.over(file.deepspeed),
         }
     }
 
@@ -103,7 +107,8 @@ impl ParallelSettings {
             ("overlap-grad-reduce", self.overlap_grad_reduce, &["megatron-do"]),
             ("bucket-size", self.bucket_size.is_some(), &["megatron-do"]),
         ];
-        for (key, _, kinds) in given.into_iter().filter(|(_, given, _)| *given) {
+        let given = given.into_iter().chain(self.deepspeed.given());
+        for (key, _, kinds) in given.filter(|(_, given, _)| *given) {
             let theirs = kinds.join(" or ");
             match kind {
                 None => bail!("`--{key}` is of ranks that divide the work: it needs `--parallel {theirs}`"),
@@ -118,6 +123,9 @@ impl ParallelSettings {
         }
         if self.bucket_size.is_some() && !self.overlap_grad_reduce {
             bail!("`--bucket-size` is of buckets: it needs `--overlap-grad-reduce`");
+        }
+        if let Some(zero) = kind.and_then(|kind| self.deepspeed.zero(kind)) {
+            return Ok(Some(Parallel::Zero(zero)));
         }
         Ok(match kind {
             Some("ddp") => Some(Parallel::Ddp(Ddp {

@@ -1,5 +1,7 @@
 //! Matrix products, with the workspaces of cuBLAS.
 
+use smallvec::SmallVec;
+
 use crate::dims::Dims;
 use crate::graph::Op;
 use crate::tensor::Tensor;
@@ -142,6 +144,44 @@ impl Tensor {
         };
         crate::release!(input, weight, bias);
         out
+    }
+
+    /// The same as a function written in Python, which keeps input, weight and bias and multiplies by the weight as
+    /// it is then (`LinearFunctionForZeroStage3`).
+    pub fn linear_by_reference(&self, weight: &Self, bias: Option<&Self>) -> Self {
+        let session = self.session();
+        let inputs: SmallVec<[&Self; 3]> = [self, weight].into_iter().chain(bias).collect();
+        let op = Op::new(session, &inputs);
+        let out = session.with_grad(false, || match bias {
+            Some(bias) if self.shape().len() == 2 => Self::addmm(bias, self, &weight.t()),
+            _ => self.matmul_weight(&weight.t()),
+        });
+        // What it keeps is asked for when it has run.
+        inputs.iter().for_each(|input| op.save(input));
+        if session.stopped.get() {
+            return out.lost();
+        }
+        let out = out.detach();
+        op.finish_custom(out, |call, saved| {
+            let grad = call.grad();
+            let [input, weight] = [&saved[0], &saved[1]];
+            let session = std::rc::Rc::clone(grad.session());
+            session.with_grad(false, || {
+                let of_input = call.when(0, || grad.matmul_weight(weight));
+                let of_weight = call.when(1, || {
+                    let rows = grad.reshape(grad.rows());
+                    rows.t().mm(&input.reshape(input.rows()))
+                });
+                let mut gradients = vec![of_input, of_weight];
+                if saved.len() > 2 {
+                    gradients.push(call.when(2, || {
+                        let width = grad.size(-1);
+                        grad.sum_to(Dims::from([width]))
+                    }));
+                }
+                gradients
+            })
+        })
     }
 
     /// This tensor times a matrix: leading dimensions are folded into one, but for a matrix without a

@@ -8,6 +8,7 @@ use crate::causal_lm::{AttentionSetup, Cache, repeat_kv};
 use crate::linear::Linear;
 use crate::nn::Builder;
 use crate::norm::RmsNorm;
+use crate::parallel::Passage;
 use crate::rotary::{Angles, Rotary};
 
 /// Self-attention with rotary positions.
@@ -21,6 +22,7 @@ pub(super) struct SelfAttention {
     groups: u64,
     attention: AttentionSetup,
     softcap: bool,
+    passage: Passage,
 }
 
 /// The projections to queries, keys and values.
@@ -63,6 +65,7 @@ impl SelfAttention {
                 groups: config.heads / config.kv_heads,
                 attention,
                 softcap: config.attention_softcap,
+                passage: build.passage(),
             }
         })
     }
@@ -76,6 +79,7 @@ impl SelfAttention {
         cache: Option<(&Cache, Option<u64>)>,
     ) -> (Tensor, Option<Tensor>) {
         hidden.session().scoped("self_attn", || {
+            self.passage.enter();
             let [b, s] = [hidden.size(0), hidden.size(1)];
             let (joined, [mut query, mut key, mut value]) = self.project(hidden);
             (query, key) = self.rotary.apply(&query, &key, angles);
@@ -91,7 +95,7 @@ impl SelfAttention {
             out = out.reshape([b, s, out.size(2) * out.size(3)]).contiguous();
             out = self.o_proj.forward(&out);
             release!(joined, query, key, value);
-            (out, weights)
+            (self.passage.leave(out), weights)
         })
     }
 

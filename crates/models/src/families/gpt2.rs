@@ -12,6 +12,7 @@ use crate::checkpoint::Checkpointing;
 use crate::mask::Masking;
 use crate::network::{Built, Network, Pass};
 use crate::linear::{Head, Linear};
+use crate::parallel::Passage;
 use crate::nn::{Activation, Builder, Embedding, LayerNorm};
 use crate::run::PlanError;
 use crate::setup::Setup;
@@ -65,6 +66,8 @@ struct Attention {
     heads: u64,
     attention: AttentionSetup,
     resid_dropout: f64,
+    passage: Passage,
+    dropout: Passage,
 }
 
 impl Attention {
@@ -75,6 +78,7 @@ impl Attention {
         cache: Option<&Cache>,
     ) -> (Tensor, Option<Tensor>) {
         hidden.session().scoped("attn", || {
+            self.passage.enter();
             let [b, s] = [hidden.size(0), hidden.size(1)];
             let parts = self.c_attn.forward(hidden).split(2, self.hidden);
             let heads = |x: &Tensor| x.view([b, s, self.heads, self.hidden / self.heads]).transpose(1, 2);
@@ -95,9 +99,9 @@ impl Attention {
             };
             out = out.reshape([b, s, self.hidden]).contiguous();
             out = self.c_proj.forward(&out);
-            out = out.dropout(self.resid_dropout);
+            out = self.dropout.run(|| out.dropout(self.resid_dropout));
             release!(query, key, value);
-            (out, weights)
+            (self.passage.leave(out), weights)
         })
     }
 
@@ -121,17 +125,21 @@ struct Mlp {
     c_proj: Linear,
     activation: Activation,
     dropout: f64,
+    passage: Passage,
+    act: Passage,
+    drop: Passage,
 }
 
 impl Mlp {
     fn forward(&self, hidden: &Tensor) -> Tensor {
         let session = hidden.session();
         session.scoped("mlp", || {
+            self.passage.enter();
             let mut hidden = self.c_fc.forward(hidden);
-            hidden = session.scoped("act", || self.activation.forward(&hidden));
+            hidden = session.scoped("act", || self.act.run(|| self.activation.forward(&hidden)));
             hidden = self.c_proj.forward(&hidden);
-            hidden = hidden.dropout(self.dropout);
-            hidden
+            hidden = self.drop.run(|| hidden.dropout(self.dropout));
+            self.passage.leave(hidden)
         })
     }
 }
@@ -168,6 +176,8 @@ struct Gpt2 {
     blocks: Vec<crate::nn::Block<Block>>,
     ln_f: LayerNorm,
     lm_head: Head,
+    passage: Passage,
+    drop: Passage,
 }
 
 impl Architecture for Gpt2Config {
@@ -214,6 +224,8 @@ impl Architecture for Gpt2Config {
             blocks,
             ln_f,
             lm_head,
+            passage: build.passage(),
+            drop: build.passage(),
         };
         build.finish(network)
     }
@@ -231,6 +243,8 @@ impl Gpt2Config {
                 heads: self.heads,
                 attention,
                 resid_dropout: self.resid_dropout,
+                passage: build.passage(),
+                dropout: build.passage(),
             }),
             ln_2: build.layer_norm("ln_2", hidden),
             mlp: build.module("mlp", |build| Mlp {
@@ -238,6 +252,9 @@ impl Gpt2Config {
                 c_proj: build.conv1d("c_proj", self.inner, hidden),
                 activation: self.activation,
                 dropout: self.resid_dropout,
+                passage: build.passage(),
+                act: build.passage(),
+                drop: build.passage(),
             }),
         }
     }
@@ -248,6 +265,7 @@ impl Gpt2 {
     fn model(&self, input_ids: &Tensor) -> (Tensor, Option<Cache>) {
         let session = input_ids.session();
         session.scoped("transformer", || {
+            self.passage.enter();
             let [batch, length] = [input_ids.size(0), input_ids.size(1)];
             let input_ids = input_ids.view([batch, length]);
             let cache = (self.config.use_cache && !self.checkpointing.is_on()).then(Cache::default);
@@ -258,7 +276,9 @@ impl Gpt2 {
             let dtype = embeddings.dtype();
             let cached = cache.is_some();
             let mask = Masking { session, batch, length, dtype, eager: self.eager, cached }.causal();
-            hidden = session.scoped("drop", || hidden.dropout(self.config.embd_dropout));
+            hidden = session.scoped("drop", || {
+                self.drop.run(|| hidden.dropout(self.config.embd_dropout))
+            });
             for segment in self.checkpointing.segments(self.blocks.len()) {
                 if !segment.recomputed {
                     for index in segment.layers {
@@ -288,6 +308,7 @@ impl Gpt2 {
             }
             hidden = self.ln_f.forward(&hidden);
             hidden = hidden.view(hidden.shape());
+            hidden = self.passage.leave(hidden);
             release!(position_ids, embeddings, positions, mask);
             (hidden, cache)
         })

@@ -3,6 +3,7 @@
 mod bf16;
 mod checks;
 mod flat;
+mod gathered;
 mod layout;
 
 use std::rc::Rc;
@@ -13,6 +14,8 @@ use ledger::Dtype;
 use crate::contradiction::Contradiction;
 use crate::optim::Form;
 use crate::setup::{Offload, Optimizer, Setup, Torch};
+
+pub(crate) use gathered::{Owner, Parts, Passage, run_gathered};
 
 /// The options of `zero_optimization` and what else of a DeepSpeed configuration decides memory, under its names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +32,14 @@ pub struct Zero {
     pub overlap_comm: Option<bool>,
     /// Parameters are dealt out to the partitions in turn.
     pub round_robin_gradients: bool,
+    /// Elements of parameters that are gathered ahead of use (`stage3_prefetch_bucket_size`).
+    pub prefetch_bucket_size: u64,
+    /// Parameters of at most so many elements stay whole (`stage3_param_persistence_threshold`).
+    pub param_persistence_threshold: u64,
+    /// Elements of parameters that may be whole before no more are gathered ahead (`stage3_max_live_parameters`).
+    pub max_live_parameters: u64,
+    /// A parameter stays whole that is used again within so many elements (`stage3_max_reuse_distance`).
+    pub max_reuse_distance: u64,
     /// The dtype in which micro-batches are added up (`data_types.grad_accum_dtype`); none: that of the weights.
     pub grad_accum_dtype: Option<Dtype>,
 }
@@ -54,6 +65,10 @@ impl Zero {
             contiguous_gradients: true,
             overlap_comm: None,
             round_robin_gradients: false,
+            prefetch_bucket_size: 50_000_000,
+            param_persistence_threshold: 100_000,
+            max_live_parameters: 1_000_000_000,
+            max_reuse_distance: 1_000_000_000,
             grad_accum_dtype: None,
         }
     }
@@ -128,6 +143,7 @@ pub(crate) struct Job {
     /// The largest norm of the gradients, where they are clipped.
     clips: bool,
     offloads_optimizer: bool,
+    offloads_parameters: bool,
 }
 
 impl Job {
@@ -142,6 +158,7 @@ impl Job {
             form: Form::new(setup),
             clips: setup.clip_grad_norm.is_none_or(|norm| norm > 0.0),
             offloads_optimizer: setup.offloads(Offload::Optimizer),
+            offloads_parameters: setup.offloads(Offload::Parameters),
         }
     }
 
@@ -153,6 +170,9 @@ impl Job {
 
 /// How a stage takes part in a step.
 pub(crate) trait Strategy {
+    /// Before the forward pass of a micro-batch.
+    fn begin_forward(&self) {}
+
     /// Before the backward pass of a micro-batch; `last`: of the last one before the update.
     fn begin_backward(&self, last: bool);
 
@@ -173,8 +193,16 @@ pub(crate) struct Engine(Rc<dyn Strategy>);
 
 impl Engine {
     /// `deepspeed.initialize` on a model of `parameters`, which are trained; none where ranks divide the work
-    /// otherwise.
-    pub(crate) fn new(session: &Rc<Session>, setup: &Setup, parameters: &[Tensor]) -> Option<Self> {
+    /// otherwise. `parts`: the parameters that ranks share.
+    pub(crate) fn new(
+        session: &Rc<Session>,
+        setup: &Setup,
+        parameters: &[Tensor],
+        parts: Option<Rc<Parts>>,
+    ) -> Option<Self> {
+        if let Some(parts) = parts {
+            return Some(Self(gathered::Gathered::wrap(parts, parameters)));
+        }
         let Some(super::Parallel::Zero(options)) = &setup.parallel else { return None };
         let dtype = parameters.first()?.dtype();
         let job = Job::new(session, options, setup, dtype);
@@ -185,6 +213,11 @@ impl Engine {
         } else {
             flat::Flat::wrap(job, parameters)
         }))
+    }
+
+    /// Before the forward pass of a micro-batch.
+    pub(crate) fn begin_forward(&self) {
+        self.0.begin_forward();
     }
 
     /// `engine.backward(loss)`.

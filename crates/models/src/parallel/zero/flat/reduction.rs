@@ -215,8 +215,10 @@ impl Flat {
         if self.job.options.overlaps() && slices.iter().any(|slice| slice.rank == self.job.rank) {
             let bucket = self.bucket.borrow();
             match bucket.parameters.first().filter(|_| bucket.extra_large) {
-                Some(index) => self.gradient(*index).iter().for_each(Tensor::record_stream),
-                None => bucket.buffers.get(bucket.index).into_iter().for_each(Tensor::record_stream),
+                Some(index) => self.gradient(*index).iter().for_each(|one| one.record_stream(REDUCTION)),
+                None => {
+                    bucket.buffers.get(bucket.index).into_iter().for_each(|one| one.record_stream(REDUCTION))
+                }
             }
         }
         for slice in slices.iter().filter(|slice| slice.is_summed) {
@@ -242,7 +244,10 @@ impl Flat {
             joined
         };
         if self.job.options.overlaps() {
-            parameters.iter().filter_map(|index| self.gradient(*index)).for_each(|one| one.record_stream());
+            parameters
+                .iter()
+                .filter_map(|index| self.gradient(*index))
+                .for_each(|one| one.record_stream(REDUCTION));
         }
         if self.sums_in_buffer() {
             for index in parameters.iter().filter(|index| self.layout.local(**index) > 0) {
