@@ -71,6 +71,9 @@ pub(crate) fn train(
     }
     let wrapped = parallel::wrap(session, setup, &model);
     model.ranks = wrapped.or(model.ranks.take());
+    if model.parts.as_ref().is_some_and(|parts| parts.unowned()) {
+        return Err(PlanError("`--parallel zero3`: mixtures of experts are not planned with it".into()));
+    }
     let deepspeed = Engine::new(session, setup, &model.trainable, model.parts.clone());
     let mut update = match deepspeed {
         Some(engine) => Update::OfEngine(engine),

@@ -23,7 +23,7 @@ pub(super) struct Layer {
 }
 
 enum Mlp {
-    Dense(FeedForward),
+    Dense(Box<FeedForward>),
     Sparse(Mixture),
 }
 
@@ -40,7 +40,7 @@ impl Layer {
             Some(experts) if experts.at(index) => {
                 Mlp::Sparse(Mixture::build(config, experts, build, router_logits))
             }
-            _ => Mlp::Dense(FeedForward::build(config, build)),
+            _ => Mlp::Dense(Box::new(FeedForward::build(config, build))),
         };
         let mut norm = |name| Some(build.rms_norm(name, config.hidden, config.norm));
         let [before_attention, after_attention, before_mlp, after_mlp] = match config.norm_places {

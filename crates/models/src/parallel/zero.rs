@@ -106,6 +106,10 @@ impl Zero {
             Some(Contradiction { settings: settings.to_vec(), sentence })
         };
         let name = self.name();
+        if self.stage == Stage::Three && setup.world_size < 2 {
+            let sentence = "`--parallel zero3`: it needs `--world-size` of two ranks or more".to_owned();
+            return told(&["parallel", "world-size"], sentence);
+        }
         if self.reduce_bucket_size == 0 {
             return told(&["reduce-bucket-size"], "`--reduce-bucket-size` is at least one element".into());
         }

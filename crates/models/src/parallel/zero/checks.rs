@@ -257,10 +257,7 @@ pub(super) fn norm_of_host(session: &Rc<Session>, norms: &[Tensor]) {
 
 /// Whether `count` gradients of the partition in `dtype` are all finite.
 pub(super) fn overflow_of_partition(session: &Rc<Session>, count: u64, dtype: Dtype, on_host: bool) {
-    let any = |mask: &Tensor| {
-        let any = mask.extreme_all();
-        any
-    };
+    let any = Tensor::extreme_all;
     if !on_host {
         let magnitude = values(session, count, dtype);
         let infinite = values(session, count, Dtype::Bool);

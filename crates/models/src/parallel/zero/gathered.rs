@@ -123,6 +123,12 @@ impl Parts {
         Owner { parts: Rc::clone(self), module: modules.len() - 1 }
     }
 
+    /// A parameter that belongs to no module that brings its own together.
+    pub(crate) fn unowned(&self) -> bool {
+        let modules = self.modules.borrow();
+        (0..self.params.borrow().len()).any(|index| !modules.iter().flatten().any(|own| *own == index))
+    }
+
     fn param(&self, index: usize) -> Rc<Param> {
         Rc::clone(&self.params.borrow()[index])
     }
