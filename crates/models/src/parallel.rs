@@ -124,6 +124,9 @@ pub(crate) fn run<const N: usize>(
     results.swap_remove(0)
 }
 
+/// More ranks than any job has: some collectives make a tensor for each.
+const MOST_RANKS: u32 = 1 << 20;
+
 /// The first settings of ranks that rule each other out.
 pub(crate) fn contradiction(setup: &Setup) -> Option<Contradiction> {
     let told = |settings: &[&'static str], sentence: String| {
@@ -133,6 +136,10 @@ pub(crate) fn contradiction(setup: &Setup) -> Option<Contradiction> {
         let (rank, world) = (setup.rank, setup.world_size);
         let sentence = format!("`--rank {rank}`: ranks count from 0, and `--world-size` is {world}");
         return told(&["rank", "world-size"], sentence);
+    }
+    if setup.parallel.is_some() && setup.world_size > MOST_RANKS {
+        let sentence = format!("`--world-size {}`: at most {MOST_RANKS} ranks are planned", setup.world_size);
+        return told(&["world-size"], sentence);
     }
     let Some(parallel) = &setup.parallel else {
         let sentence = "`--rank` is of ranks that divide the work: it needs `--parallel`".to_owned();

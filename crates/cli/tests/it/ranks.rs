@@ -1,6 +1,6 @@
 //! `plan --parallel`: what ranks hold, and which settings of them rule each other out.
 
-use crate::run::run;
+use crate::run::{Folder, run};
 
 #[test]
 fn what_streams_keep_apart_is_told() {
@@ -30,6 +30,17 @@ fn settings_of_ranks_that_rule_each_other_out_are_refused() {
             "--parallel fsdp2 --shard-size 2 --world-size 4",
             "`--shard-size` is of hsdp, and `--parallel` is fsdp2",
         ),
+        ("--parallel ddp --world-size 1048577", "at most 1048576 ranks are planned"),
+        ("--parallel megatron-do --world-size 0", "it must be at least 1"),
+        ("--parallel megatron-do --world-size 2 --rank -1", "invalid value '-1' for '--rank"),
+        ("--parallel megatron-do --optimizer sgd", "the distributed optimizer is of adam and adamw"),
+        ("--parallel megatron-do --optimizer-impl for-loop", "or is fused"),
+        ("--parallel megatron-do --master-weights --dtype bf16", "it has fp32 copies of its own"),
+        ("--parallel megatron-do --zero-grad keep", "its buffer of gradients is kept"),
+        ("--parallel megatron-do --bucket-size 4", "it needs `--overlap-grad-reduce`"),
+        ("--parallel zero2 --optimizer muon", "the optimizer of a flat partition is"),
+        ("--parallel zero1 --offload parameters", "is of zero3"),
+        ("--parallel ddp --offload optimizer", "an optimizer on the host"),
         ("--mp-param-dtype bf16", "it needs `--parallel"),
         ("--parallel fsdp2 --world-size 8 --optimizer muon", "the optimizer of shards is"),
         (
@@ -40,5 +51,61 @@ fn settings_of_ranks_that_rule_each_other_out_are_refused() {
         let answer = run(&format!("plan gpt2 {settings}"));
         assert_eq!((answer.exit, answer.stdout.as_str()), (Some(2), ""), "{settings}");
         assert!(answer.stderr.contains(sentence), "{settings}: {}", answer.stderr);
+    }
+}
+
+/// Every option is of some frameworks: with another one, or with none, it is refused in one sentence that names it,
+/// from a setup file too.
+#[test]
+fn options_of_another_framework_are_refused() {
+    let options: [(&str, &str, &[&str]); 14] = [
+        ("no-sync", "", &["ddp", "fsdp2"]),
+        ("gradient-as-bucket-view", "", &["ddp"]),
+        ("bucket-cap-mb", "1", &["ddp"]),
+        ("no-init-sync", "", &["ddp"]),
+        ("shard-size", "2", &[]),
+        ("reshard-after-forward", "true", &["fsdp2"]),
+        ("root-reshard-after-forward", "true", &["fsdp2"]),
+        ("mp-param-dtype", "bf16", &["fsdp2"]),
+        ("mp-reduce-dtype", "fp32", &["fsdp2"]),
+        ("reduce-bucket-size", "1000", &["zero1", "zero2"]),
+        ("contiguous-gradients", "true", &["zero1", "zero2"]),
+        ("overlap-comm", "true", &["zero1", "zero2"]),
+        ("grad-reduce-in-fp32", "true", &["megatron-do"]),
+        ("overlap-grad-reduce", "", &["megatron-do"]),
+    ];
+    for (option, value, kinds) in options {
+        let flag = format!("--{option} {value}");
+        for kind in ["ddp", "fsdp2", "zero1", "zero2", "megatron-do"] {
+            let line = format!("plan mlp:2x8 --world-size 4 --parallel {kind} {flag}");
+            let answer = run(&line);
+            if kinds.contains(&kind) {
+                assert_eq!(answer.exit, Some(0), "{line}: {}", answer.stderr);
+            } else {
+                let sentence = answer.sentence();
+                assert!(sentence.starts_with(&format!("`--{option}` is of ")), "{line}: {sentence}");
+                assert!(sentence.ends_with(&format!("and `--parallel` is {kind}")), "{line}: {sentence}");
+            }
+        }
+        let none = run(&format!("plan mlp:2x8 {flag}"));
+        assert!(none.sentence().contains("it needs `--parallel"), "{option}: {}", none.stderr);
+    }
+    let file = Folder::new()
+        .with("ranks.toml", "parallel = \"zero1\"\nworld-size = 4\noverlap-grad-reduce = true\n");
+    let answer = file.run("plan mlp:2x8 --setup ranks.toml");
+    assert_eq!(answer.exit, Some(2), "{}", answer.stderr);
+    assert!(answer.stderr.contains("`--overlap-grad-reduce` is of megatron-do"), "{}", answer.stderr);
+}
+
+/// Any rank of any number of ranks is planned, padding alone or not.
+#[test]
+fn every_kind_is_planned_from_the_command_line() {
+    for kind in ["ddp", "fsdp2", "hsdp --shard-size 2", "zero1", "zero2", "megatron-do"] {
+        for ranks in ["2 --rank 1", "6 --rank 5", "1024 --rank 1023"] {
+            let line = format!("plan mlp:3x8 --parallel {kind} --world-size {ranks} --format json");
+            let ledger = run(&line).json();
+            assert_eq!(ledger["fits"], true, "{line}");
+            assert_eq!(ledger["subject"]["setup"]["parallel"]["kind"], kind.split(' ').next().unwrap());
+        }
     }
 }
