@@ -144,6 +144,7 @@ impl Model {
         self.check(&setup, gpu)?;
         setup.attention = self.attention_of(setup.attention);
         let dtype = setup.dtype.or(self.dtype).unwrap_or(Dtype::Fp32);
+        setup.dtype = Some(dtype);
         let session = train::session(gpu, &setup);
         let build = || self.architecture.build(&session, &setup, dtype);
         train::train(&session, &setup, build, self.assumptions(&setup, gpu))

@@ -224,6 +224,57 @@ fn budget() {
 }
 
 #[test]
+fn budget_of_a_rank() {
+    insta::assert_snapshot!(run("budget gpt2 --parallel megatron-do --world-size 3 --rank 2").all(), @r"
+    exit 0
+    --- stdout
+    Rank 2 of 3, megatron-do
+
+    Bytes a parameter under megatron-do
+    recipe                                 weight  gradient  master  Adam       sum  in the update
+    fp32                                        4         4       0   8/3   8 + 8/3              0
+    mixed: bf16 copy, fp32 master weights       2         4     4/3   8/3  6 + 12/3              0
+    fp16, fp32 master weights                   2         2     4/3   8/3  4 + 12/3            4/3
+
+    Bytes a parameter on one rank
+    recipe                                   ddp  zero1  zero2  zero3  fsdp2  megatron-do
+    fp32                                   16.00  12.00   9.33   6.67   5.33        10.67
+    bf16 weights and gradients, fp32 Adam  12.00      -      -      -   4.00            -
+    mixed: bf16 copy, fp32 master weights  16.00   8.00   6.67   5.33   5.33        10.00
+    pure bf16                               8.00   6.00   4.67   3.33   2.67            -
+    autocast on fp32 weights               16.00  12.00   9.33   6.67   5.33            -
+    fp16, fp32 master weights              16.00   8.00   6.67   5.33   5.33         8.00
+
+    Bytes of gpt2 on rank 2 under megatron-do
+    recipe                                     weights    gradients      masters         Adam            sum  padding in it
+    fp32                                   497,759,232  497,759,232            0  331,839,488  1,327,357,952              0
+    mixed: bf16 copy, fp32 master weights  248,879,616  497,759,232  165,919,744  331,839,488  1,244,398,080              0
+    fp16, fp32 master weights              248,879,616  248,879,616  165,919,744  331,839,488    995,518,464              0
+
+    124.44M parameters, 10^9 B on one rank
+    recipe                                   ddp  zero1  zero2  zero3  fsdp2  megatron-do
+    fp32                                   1.991  1.493  1.161  0.830  0.664        1.327
+    bf16 weights and gradients, fp32 Adam  1.493      -      -      -  0.498            -
+    mixed: bf16 copy, fp32 master weights  1.991  0.996  0.830  0.664  0.664        1.244
+    pure bf16                              0.996  0.747  0.581  0.415  0.332            -
+    autocast on fp32 weights               1.991  1.493  1.161  0.830  0.664            -
+    fp16, fp32 master weights              1.991  0.996  0.830  0.664  0.664        0.996
+
+    Not in these figures
+      - states only: activations, buckets, gathered weights, temporaries, workspaces and the context
+        come on top; `vramledger plan --parallel` has them
+      - the copy of the gradients that the update makes lives in it alone and is not in the sums: with
+        it ZeRO-2 is the 2P + 18P/N of DeepSpeed's estimator, ZeRO-1 the 4P + 16P/N that its
+        documentation gives for ZeRO-2, and Megatron in fp16 the published 4 + 16/d
+      - zero1 to zero3 are DeepSpeed's, which steps a copy of its partition even where weights are fp32;
+        fsdp2 and hsdp hold fp32 weights and gather 16-bit copies; megatron-do sums bf16 gradients in
+        fp32
+      - ddp has buckets of the gradients' size besides, unless gradient_as_bucket_view is set
+      - autocast on fp32 weights: and up to 2 bytes a parameter of bf16 casts inside an autocast region
+    ");
+}
+
+#[test]
 fn checkpoint_plan() {
     insta::assert_snapshot!(run("checkpoint-plan --layers 32 --segment 4").all(), @r"
     exit 0

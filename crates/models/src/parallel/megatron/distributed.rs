@@ -59,9 +59,11 @@ impl Distributed {
             // It is added to the buffer and let go.
             parameter.on_accumulated(Some(Rc::new(move || own.set_grad(None))));
         }
-        let scales = dtype == Dtype::Fp16;
+        // Beside adapters in fp32 it is told the dtype of the model.
+        let told = setup.dtype.unwrap_or(dtype);
+        let scales = told == Dtype::Fp16;
         let value = |what| Tensor::of_category(session, what, Category::Workspace, [1], Dtype::Fp32);
-        let names: &[&'static str] = match dtype {
+        let names: &[&'static str] = match told {
             Dtype::Fp16 => {
                 &["loss_scale", "min_scale", "growth_factor", "backoff_factor", "found_inf", "overflow"]
             }
