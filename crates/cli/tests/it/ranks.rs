@@ -58,7 +58,7 @@ fn settings_of_ranks_that_rule_each_other_out_are_refused() {
 /// from a setup file too.
 #[test]
 fn options_of_another_framework_are_refused() {
-    let options: [(&str, &str, &[&str]); 14] = [
+    let options: [(&str, &str, &[&str]); 15] = [
         ("no-sync", "", &["ddp", "fsdp2"]),
         ("gradient-as-bucket-view", "", &["ddp"]),
         ("bucket-cap-mb", "1", &["ddp"]),
@@ -68,15 +68,16 @@ fn options_of_another_framework_are_refused() {
         ("root-reshard-after-forward", "true", &["fsdp2"]),
         ("mp-param-dtype", "bf16", &["fsdp2"]),
         ("mp-reduce-dtype", "fp32", &["fsdp2"]),
-        ("reduce-bucket-size", "1000", &["zero1", "zero2"]),
-        ("contiguous-gradients", "true", &["zero1", "zero2"]),
-        ("overlap-comm", "true", &["zero1", "zero2"]),
+        ("reduce-bucket-size", "1000", &["zero1", "zero2", "zero3"]),
+        ("no-contiguous-gradients", "", &["zero1", "zero2", "zero3"]),
+        ("round-robin-gradients", "", &["zero1", "zero2"]),
+        ("param-persistence-threshold", "10", &["zero3"]),
         ("grad-reduce-in-fp32", "true", &["megatron-do"]),
         ("overlap-grad-reduce", "", &["megatron-do"]),
     ];
     for (option, value, kinds) in options {
         let flag = format!("--{option} {value}");
-        for kind in ["ddp", "fsdp2", "zero1", "zero2", "megatron-do"] {
+        for kind in ["ddp", "fsdp2", "zero1", "zero2", "zero3", "megatron-do"] {
             let line = format!("plan mlp:2x8 --world-size 4 --parallel {kind} {flag}");
             let answer = run(&line);
             if kinds.contains(&kind) {
@@ -100,7 +101,7 @@ fn options_of_another_framework_are_refused() {
 /// Any rank of any number of ranks is planned, padding alone or not.
 #[test]
 fn every_kind_is_planned_from_the_command_line() {
-    for kind in ["ddp", "fsdp2", "hsdp --shard-size 2", "zero1", "zero2", "megatron-do"] {
+    for kind in ["ddp", "fsdp2", "hsdp --shard-size 2", "zero1", "zero2", "zero3", "megatron-do"] {
         for ranks in ["2 --rank 1", "6 --rank 5", "1024 --rank 1023"] {
             let line = format!("plan mlp:3x8 --parallel {kind} --world-size {ranks} --format json");
             let ledger = run(&line).json();
