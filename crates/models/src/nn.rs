@@ -287,17 +287,17 @@ impl Embedding {
 
     pub(crate) fn forward(&self, indices: &Tensor) -> Tensor {
         let out = indices.session().scoped(self.name, || {
-            let rows = run_gathered(self.owner.as_ref(), indices, |indices| {
-                self.weight.on_device().embedding(indices)
-            });
-            self.scale.as_ref().map_or_else(
-                || rows.clone(),
-                |scale| {
-                    // The weight is asked for its dtype, which makes one more copy of one in host memory.
-                    drop(self.weight.on_device());
-                    rows.mul(scale)
-                },
-            )
+            run_gathered(self.owner.as_ref(), indices, |indices| {
+                let rows = self.weight.on_device().embedding(indices);
+                self.scale.as_ref().map_or_else(
+                    || rows.clone(),
+                    |scale| {
+                        // The weight is asked for its dtype, which makes one more copy of one in host memory.
+                        drop(self.weight.on_device());
+                        rows.mul(scale)
+                    },
+                )
+            })
         });
         if self.requires_grad {
             out.set_requires_grad();

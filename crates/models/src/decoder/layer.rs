@@ -9,6 +9,7 @@ use super::{DecoderConfig, NormPlaces};
 use crate::causal_lm::{AttentionSetup, Cache};
 use crate::nn::Builder;
 use crate::norm::RmsNorm;
+use crate::parallel::Passage;
 use crate::rotary::Angles;
 
 /// A decoder layer.
@@ -20,6 +21,8 @@ pub(super) struct Layer {
     before_mlp: Option<RmsNorm>,
     after_mlp: Option<RmsNorm>,
     residual_dropout: f64,
+    /// The modules that drop of what attention and the feed-forward part give, where there are such.
+    dropouts: [Passage; 2],
 }
 
 enum Mlp {
@@ -56,7 +59,17 @@ impl Layer {
             ],
         };
         let residual_dropout = config.residual_dropout;
-        Self { self_attn, mlp, before_attention, after_attention, before_mlp, after_mlp, residual_dropout }
+        let dropouts = [0, 1].map(|_| if config.fused { build.passage() } else { Passage::default() });
+        Self {
+            self_attn,
+            mlp,
+            before_attention,
+            after_attention,
+            before_mlp,
+            after_mlp,
+            residual_dropout,
+            dropouts,
+        }
     }
 
     pub(super) fn forward(
@@ -71,7 +84,7 @@ impl Layer {
         let (attended, weights) = self.self_attn.forward(&hidden, angles, mask, cache);
         hidden = attended;
         hidden = normed(self.after_attention.as_ref(), &hidden);
-        hidden = self.add(&residual, &hidden);
+        hidden = self.add(&residual, &hidden, &self.dropouts[0]);
         residual = hidden.clone();
         hidden = normed(self.before_mlp.as_ref(), &hidden);
         hidden = match &self.mlp {
@@ -79,13 +92,13 @@ impl Layer {
             Mlp::Sparse(mlp) => mlp.forward(&hidden),
         };
         hidden = normed(self.after_mlp.as_ref(), &hidden);
-        hidden = self.add(&residual, &hidden);
+        hidden = self.add(&residual, &hidden, &self.dropouts[1]);
         release!(residual, weights);
         hidden
     }
 
-    fn add(&self, residual: &Tensor, hidden: &Tensor) -> Tensor {
-        residual.add(&hidden.dropout(self.residual_dropout))
+    fn add(&self, residual: &Tensor, hidden: &Tensor, dropout: &Passage) -> Tensor {
+        residual.add(&dropout.run(|| hidden.dropout(self.residual_dropout)))
     }
 }
 

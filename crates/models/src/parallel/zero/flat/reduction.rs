@@ -212,7 +212,10 @@ impl Flat {
         } else {
             joined
         };
-        if self.job.options.overlaps() && slices.iter().any(|slice| slice.rank == self.job.rank) {
+        // One slice that is sent as it is lies in the bucket.
+        let in_place = slices.len() == 1 && sent.is_none();
+        let is_own = |slice: &Slice| slice.rank == self.job.rank;
+        if self.job.options.overlaps() && (in_place || slices.iter().any(is_own)) {
             let bucket = self.bucket.borrow();
             match bucket.parameters.first().filter(|_| bucket.extra_large) {
                 Some(index) => self.gradient(*index).iter().for_each(|one| one.record_stream(REDUCTION)),

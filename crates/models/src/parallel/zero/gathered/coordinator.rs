@@ -26,7 +26,7 @@ struct Gathering {
     params: Vec<usize>,
     /// The parts of several parameters, from which each is copied.
     flat: RefCell<Option<Tensor>>,
-    /// What this rank sends of one, which goes once it is waited for, or another gather begins.
+    /// What this rank sends of one, which goes once it is waited for, or another collective begins.
     sent: RefCell<Option<Tensor>>,
     is_complete: Cell<bool>,
 }
@@ -141,9 +141,7 @@ impl Parts {
                 (Some(flat), None)
             }
         });
-        for other in self.coordinator.borrow().inflight.values() {
-            release!(other.sent.take());
-        }
+        self.begin_collective();
         let gathering = Rc::new(Gathering {
             params: absent.clone(),
             flat: RefCell::new(flat),
@@ -153,6 +151,13 @@ impl Parts {
         let mut this = self.coordinator.borrow_mut();
         this.available += elements;
         this.inflight.extend(absent.into_iter().map(|index| (index, Rc::clone(&gathering))));
+    }
+
+    /// What was sent before is let go.
+    pub(super) fn begin_collective(&self) {
+        for gathering in self.coordinator.borrow().inflight.values() {
+            release!(gathering.sent.take());
+        }
     }
 
     /// Waits for the gather of a parameter: all that came with it are copied out of the parts.

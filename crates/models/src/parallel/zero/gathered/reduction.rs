@@ -56,7 +56,8 @@ impl Gathered {
         let params: Vec<_> = indices.iter().map(|index| parts.param(*index)).collect();
         let padded: u64 = params.iter().map(|param| param.padded(job.world)).sum();
         let flat = match &params[..] {
-            [one] if one.numel.is_multiple_of(job.world) => None,
+            // A gradient that needs no padding is reduced where it is.
+            [one] if one.numel.is_multiple_of(job.world) => one.tensor.grad(),
             _ => {
                 let padding = |rank: u64| {
                     params.iter().map(move |param| {
@@ -74,6 +75,7 @@ impl Gathered {
                 Some(flat)
             }
         };
+        parts.begin_collective();
         job.session.collective(Collective::ReduceScatter, padded * job.dtype.size());
         let accumulated = job.accumulated();
         let here = |param: &super::Param| {
@@ -90,22 +92,24 @@ impl Gathered {
         } else {
             flat
         };
-        // What the host has of a gradient is brought here to be added to: the name lives on until it is bound anew.
-        let mut added = None;
+        // What the host has of a gradient is brought here, under names that live on until they are bound anew.
+        let (mut held, mut added) = (None, None);
         for param in &params {
             if here(param) > 0 && job.offloads_optimizer {
+                release!(held.take());
                 let on_device = parts.buffer("reduced_on_device", here(param), job.accumulated());
                 if self.accumulates.get() {
                     release!(added.replace(on_device.clone()));
                 }
                 self.offload(&on_device);
+                held = Some(on_device);
             }
             if let Some(gradient) = param.tensor.grad().filter(|_| job.options.overlaps()) {
                 gradient.record_stream(REDUCTION);
             }
             param.tensor.set_grad(None);
         }
-        release!(added, wide, flat);
+        release!(held, added, wide, flat);
     }
 
     /// A reduced gradient goes to the host, where it is added to what is there.
