@@ -236,6 +236,7 @@ mod tests {
         run_folder(&truth("ddp")).unwrap();
         run_folder(&truth("fsdp2")).unwrap();
         run_folder(&truth("megatron")).unwrap();
+        run_folder(&truth("zero")).unwrap();
     }
 
     #[test]

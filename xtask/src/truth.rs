@@ -207,8 +207,12 @@ fn phases(case: &Case, ledger: &Ledger, differences: &mut Vec<String>) {
             [recorded.peak_requested_bytes, recorded.peak_allocated_bytes, recorded.peak_reserved_bytes];
         let ends = [recorded.end_requested_bytes, recorded.end_allocated_bytes, recorded.end_reserved_bytes];
         for (what, recorded, planned) in [("peak", peaks, &planned.peak), ("end", ends, &planned.end)] {
+            // PyTorch calls requested what waits for another stream, and the plan does not.
+            let waits = recorded[0] > recorded[1];
             let planned = [planned.requested_bytes, planned.allocated_bytes, planned.reserved_bytes];
-            for ((measure, recorded), planned) in MEASURES.iter().zip(recorded).zip(planned) {
+            for ((measure, recorded), planned) in
+                MEASURES.iter().zip(recorded).zip(planned).skip(usize::from(waits))
+            {
                 let what = format!("{place}: {what} {}", measure.name);
                 let allowed = measure.allowed(case, recorded);
                 compare(&what, recorded, planned.unwrap_or(0), allowed, differences);
@@ -314,6 +318,7 @@ mod tests {
             "random/",
             "strategies/",
             "tight/",
+            "zero/",
         ];
         let cases = folders.map(|folder| truth.join(format!("{folder}cases.jsonl")));
         run(&Truth { cases: cases.into(), emulated: None, output: "-".into() }).unwrap();

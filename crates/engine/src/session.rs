@@ -160,6 +160,25 @@ impl Session {
         self.tape.replace(Tape::new(Unit::Requested, Vec::new()))
     }
 
+    /// Bytes of the GPU that nothing holds, where its size is known.
+    pub fn unallocated(&self) -> Option<u64> {
+        let tape = self.tape.borrow();
+        let capacity = tape.devices.first()?.capacity?;
+        let mut held: FxHashMap<ObjectId, u64> = FxHashMap::default();
+        for event in tape.events() {
+            match event {
+                Event::Alloc { object, bytes, device, .. } if device == Self::DEVICE => {
+                    held.insert(object, bytes.get());
+                }
+                Event::Free(object) => {
+                    held.remove(&object);
+                }
+                _ => {}
+            }
+        }
+        Some(capacity.get().saturating_sub(held.values().sum()))
+    }
+
     /// Begins a phase.
     pub fn mark(&self, step: u32, micro_batch: Option<u32>, phase: Phase) {
         self.category.set(match phase {

@@ -31,7 +31,7 @@ impl Bf16 {
     pub(super) fn wrap(job: Job, parameters: &[Tensor]) -> Rc<Self> {
         let numels: Vec<u64> = parameters.iter().map(Tensor::numel).collect();
         let layout = Layout::new(&numels, (job.rank, job.world), false);
-        let flat = layout.flatten(&job, parameters);
+        let flat = layout.flatten(&job, parameters, false);
         let make =
             |what, category, count, dtype| Tensor::of_category(&job.session, what, category, [count], dtype);
         let clone = make("zero.partition", Category::Temporary, layout.partition, job.dtype);

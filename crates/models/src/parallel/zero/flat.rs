@@ -59,7 +59,7 @@ impl Flat {
         let session = &job.session;
         let make =
             |what, category, count: u64, dtype| Tensor::of_category(session, what, category, [count], dtype);
-        let flat = layout.flatten(&job, parameters);
+        let flat = layout.flatten(&job, parameters, true);
         let own = layout.partition;
         let clone = make("zero.partition", Category::Temporary, own, job.dtype);
         let mut host = Vec::new();

@@ -63,6 +63,8 @@ pub(crate) struct Parts {
     coordinator: RefCell<Coordinator>,
     /// What a parameter that is not here lies in.
     nothing: Tensor,
+    /// All parts of this rank, one after the other, once an optimizer has them.
+    flat: RefCell<Option<Tensor>>,
 }
 
 /// A module that has parameters of its own.
@@ -84,6 +86,7 @@ impl Parts {
             modules: RefCell::default(),
             coordinator: RefCell::default(),
             nothing: Tensor::without_storage(session, [0], dtype, false),
+            flat: RefCell::default(),
             job,
         }))
     }
@@ -159,6 +162,14 @@ impl Parts {
         self.job.session.collective(Collective::AllGather, whole.nbytes());
         param.tensor.move_into(&whole);
         part
+    }
+
+    /// The only rank has all of it: its part on the device.
+    fn take_part(&self, param: &Param) {
+        match self.part_on_device(param) {
+            Some(part) => param.tensor.move_into(&part),
+            None => self.flat.borrow().iter().for_each(|flat| param.tensor.move_into(flat)),
+        }
     }
 
     /// Lets go of all but the part of a parameter that nobody uses.

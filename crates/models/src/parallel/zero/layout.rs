@@ -1,7 +1,7 @@
 //! Where parameters lie in the flat buffer of stages 1 and 2, and which part of it is whose.
 
 use engine::{Tensor, release};
-use ledger::Category;
+use ledger::{Category, Dtype};
 
 use super::Job;
 
@@ -53,13 +53,23 @@ impl Layout {
         Self { rank, numels: numels.to_vec(), starts, order, partition, padding: aligned - end }
     }
 
-    /// Copies `parameters` into one buffer, whose views they become.
-    pub(super) fn flatten(&self, job: &Job, parameters: &[Tensor]) -> Tensor {
+    /// Copies `parameters` into one buffer, whose views they become; by way of the host where it may go there
+    /// (`by_host`) and the device has no room for both.
+    pub(super) fn flatten(&self, job: &Job, parameters: &[Tensor], by_host: bool) -> Tensor {
         let make = |what, category, count: u64| {
             Tensor::of_category(&job.session, what, category, [count], job.dtype)
         };
-        let padding = (self.padding > 0).then(|| make("zero.padding", Category::Temporary, self.padding));
-        if parameters.len() == 1 && padding.is_none() {
+        let room = job.session.unallocated().unwrap_or(u64::MAX);
+        let by_host = by_host && room < self.total() * job.dtype.size();
+        if by_host {
+            for parameter in parameters {
+                let place = Category::Temporary;
+                parameter.move_into(&parameter.beside("zero.empty", place, [1], Dtype::Fp32));
+            }
+        }
+        let padding =
+            (self.padding > 0 && !by_host).then(|| make("zero.padding", Category::Temporary, self.padding));
+        if parameters.len() == 1 && padding.is_none() && !by_host {
             return parameters[0].detach();
         }
         let flat = make("flat_parameters", Category::Parameter, self.total());

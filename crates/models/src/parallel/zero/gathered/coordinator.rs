@@ -130,6 +130,10 @@ impl Parts {
             elements += param.numel;
         }
         let (flat, sent) = self.on(GATHER, || match &absent[..] {
+            all if self.job.world == 1 => {
+                all.iter().for_each(|index| self.take_part(&self.param(*index)));
+                (None, None)
+            }
             [one] => (None, self.gather_alone(&self.param(*one))),
             several => {
                 let params: Vec<_> = several.iter().map(|index| self.param(*index)).collect();

@@ -104,7 +104,7 @@ impl Gathered {
             bucket.buffer = Some(parts.buffer("reduce_bucket", job.options.reduce_bucket_size, job.dtype));
         }
         kept.push(make_state("gradient_partitions", Category::Gradient, total, job.accumulated()));
-        kept.push(flat);
+        parts.flat.replace(Some(flat));
         for index in &stepped {
             let param = parts.param(*index);
             release!(parts.gather_alone(&param));
@@ -175,6 +175,13 @@ impl Gathered {
         let params: Vec<_> = parts.params.borrow().iter().filter(|param| param.persists).cloned().collect();
         let absent: Vec<_> =
             params.into_iter().filter(|param| param.status.get() == super::Status::Part).collect();
+        if parts.job.world == 1 && absent.len() > 1 {
+            for param in absent {
+                parts.take_part(&param);
+                param.status.set(super::Status::Whole);
+            }
+            return;
+        }
         let sent: List = absent.iter().filter_map(|param| parts.part_on_device(param)).collect();
         let gathered: Vec<Tensor> = absent
             .iter()
