@@ -42,7 +42,7 @@ impl FeedForward {
     }
 
     pub(super) fn forward(&self, x: &Tensor) -> Tensor {
-        x.session().scoped("mlp", || self.passage.run(|| self.project(x)))
+        x.session().scoped("mlp", || self.passage.run(|| self.project(&self.passage.over(x))))
     }
 
     fn project(&self, x: &Tensor) -> Tensor {

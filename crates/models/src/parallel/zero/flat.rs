@@ -173,22 +173,24 @@ impl Flat {
         if self.job.options.overlaps() {
             self.clear_reduced();
         }
-        if !self.job.offloads_optimizer {
-            self.keep_gradients();
-        }
+        let added = if self.job.offloads_optimizer { None } else { self.keep_gradients() };
         self.bucket.borrow_mut().release();
         if self.job.options.contiguous_gradients {
             self.in_partition.replace(None);
         }
         self.parameters.iter().for_each(|parameter| parameter.set_grad(None));
+        // A name of its own has the last of them.
+        let last = added.as_ref().and_then(|added| added.last().cloned());
+        release!(added, last);
     }
 
-    fn keep_gradients(&self) {
+    /// Keeps the gradients of the partition; answers with those that were added to kept ones.
+    fn keep_gradients(&self) -> Option<List> {
         if self.sums_in_buffer() {
             if self.last.get() {
                 release!(self.buffer());
             }
-            return;
+            return None;
         }
         let session = &self.job.session;
         let gradient = |index: &usize| {
@@ -198,13 +200,17 @@ impl Flat {
             })
         };
         let gradients: List = self.layout.own().iter().map(gradient).collect();
-        if self.kept.borrow().is_none() {
-            self.kept.replace(Some(gradients));
-        }
+        let mut kept = self.kept.borrow_mut();
+        let added = if kept.is_some() {
+            Some(gradients)
+        } else {
+            *kept = Some(gradients);
+            None
+        };
         if !self.last.get() {
-            return;
+            return added;
         }
-        let Some(kept) = self.kept.take() else { return };
+        let kept = kept.take()?;
         let part = |(index, gradient): (&usize, &Tensor)| {
             gradient.window(0, Dims::new(&[self.layout.local(*index)]))
         };
@@ -215,6 +221,7 @@ impl Flat {
         });
         let pieces = pieces.into_iter().chain(padding).collect();
         self.averaged.replace(Some(Averaged { pieces, of_parameters, buffer: None }));
+        added
     }
 
     /// The partition's gradients as one tensor in fp32.

@@ -238,6 +238,15 @@ impl Passage {
         }
     }
 
+    /// The input of the module, whose gradients come together before they leave it.
+    pub(crate) fn over(&self, input: &Tensor) -> Tensor {
+        let session = input.session();
+        if self.0.is_none() || session.has_stopped() || !session.grad_enabled() || !input.requires_grad() {
+            return input.clone();
+        }
+        with_backward(vec![input.clone()], || {}).swap_remove(0)
+    }
+
     /// The forward pass of the module.
     pub(crate) fn run(&self, forward: impl FnOnce() -> Tensor) -> Tensor {
         self.enter();

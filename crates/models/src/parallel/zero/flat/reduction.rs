@@ -18,6 +18,8 @@ pub(super) struct Bucket {
     elements: u64,
     /// The parameters whose gradients are in it.
     parameters: Vec<usize>,
+    /// Those gradients, which live until it is cleared.
+    gradients: Vec<Tensor>,
     /// The one gradient in it is too large to be copied.
     extra_large: bool,
     /// Whether buffers were made for this micro-batch.
@@ -37,6 +39,9 @@ impl Bucket {
 
     fn clear(&mut self) {
         self.parameters.clear();
+        while let Some(gradient) = self.gradients.pop() {
+            drop(gradient);
+        }
         self.elements = 0;
         self.extra_large = false;
     }
@@ -144,6 +149,7 @@ impl Flat {
         }
         bucket.elements += numel;
         bucket.parameters.push(index);
+        bucket.gradients.push(gradient);
     }
 
     /// Reduces what is in the bucket.
