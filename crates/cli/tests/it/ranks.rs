@@ -40,6 +40,12 @@ fn settings_of_ranks_that_rule_each_other_out_are_refused() {
         ("--parallel megatron-do --bucket-size 4", "it needs `--overlap-grad-reduce`"),
         ("--parallel zero2 --optimizer muon", "the optimizer of a flat partition is"),
         ("--parallel zero1 --offload parameters", "is of zero3"),
+        ("--parallel zero3 --world-size 20000", "at most 16384 ranks"),
+        ("--parallel zero2 --world-size 2 --overlap-comm --no-overlap-comm", "cannot be used with"),
+        ("--parallel zero2 --prefetch-bucket-size 5", "`--prefetch-bucket-size` is of zero3"),
+        ("--parallel zero3 --round-robin-gradients", "is of zero1 or zero2"),
+        ("--parallel zero2 --reduce-bucket-size 0", "it must be at least 1"),
+        ("--reduce-bucket-size 5", "it needs `--parallel"),
         ("--parallel ddp --offload optimizer", "an optimizer on the host"),
         ("--mp-param-dtype bf16", "it needs `--parallel"),
         ("--parallel fsdp2 --world-size 8 --optimizer muon", "the optimizer of shards is"),
@@ -109,4 +115,26 @@ fn every_kind_is_planned_from_the_command_line() {
             assert_eq!(ledger["subject"]["setup"]["parallel"]["kind"], kind.split(' ').next().unwrap());
         }
     }
+}
+
+/// An optimizer's temporary on the flat partition of ZeRO-2: LLaMA-7B in fp16 on eight cards of 31.75 GiB.
+#[test]
+fn zero_2_fails_for_a_temporary_of_one_partition() {
+    let line = "plan llama-2-7b --dtype fp16 --batch 1 --seq 512 --optimizer adamw --optimizer-impl for-loop \
+                --parallel zero2 --world-size 8 --gpu V100-32GB --capacity 31.75GiB --format json";
+    let answer = run(line);
+    assert_eq!(answer.exit, Some(1), "{}", answer.stderr);
+    let ledger = answer.json();
+    let oom = &ledger["oom"];
+    let partition = 6_738_415_616_u64 / 8 * 4;
+    assert_eq!(
+        (oom["phase"].as_str(), oom["requested_bytes"].as_u64()),
+        (Some("update"), Some(3_369_207_808))
+    );
+    assert_eq!(partition, 3_369_207_808);
+    let held = oom["held"]["allocated_bytes"].as_u64().unwrap();
+    assert_eq!(format!("{:.2}", held as f64 / f64::from(1 << 30)), "28.24");
+    let holders = oom["holders"].as_array().unwrap();
+    let bytes: Vec<u64> = holders.iter().map(|row| row["bytes"].as_u64().unwrap()).collect();
+    assert_eq!(bytes[..6], [2 * 6_738_415_616, partition, partition, partition, partition, partition]);
 }

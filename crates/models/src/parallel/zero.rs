@@ -44,6 +44,9 @@ pub struct Zero {
     pub grad_accum_dtype: Option<Dtype>,
 }
 
+/// Ranks of stage 3: each makes a buffer for every part of a parameter that has no elements.
+const MOST_RANKS: u32 = 16_384;
+
 /// What is divided between the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
@@ -123,6 +126,10 @@ impl Zero {
             Some(Contradiction { settings: settings.to_vec(), sentence })
         };
         let name = self.name();
+        if self.stage == Stage::Three && setup.world_size > MOST_RANKS {
+            let sentence = format!("`--parallel zero3`: at most {MOST_RANKS} ranks are planned with it");
+            return told(&["world-size", "parallel"], sentence);
+        }
         if self.reduce_bucket_size == 0 {
             return told(&["reduce-bucket-size"], "`--reduce-bucket-size` is at least one element".into());
         }
