@@ -53,6 +53,19 @@ pub enum Collective {
     Reduce,
 }
 
+impl Collective {
+    /// The word used in documents.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all-reduce",
+            Self::AllGather => "all-gather",
+            Self::ReduceScatter => "reduce-scatter",
+            Self::Broadcast => "broadcast",
+            Self::Reduce => "reduce",
+        }
+    }
+}
+
 /// How many collective operations there were, and over how many bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Messages {

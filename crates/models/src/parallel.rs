@@ -12,6 +12,7 @@ use engine::{Session, Tensor};
 use crate::contradiction::Contradiction;
 use crate::network::Built;
 use crate::setup::{Offload, Setup};
+use crate::shards::{Sharding, State};
 
 pub use ddp::Ddp;
 pub use fsdp2::{Fsdp2, Reshard};
@@ -60,6 +61,17 @@ impl Parallel {
         match self {
             Self::Ddp(_) | Self::Zero(_) | Self::MegatronDo(_) => 1,
             Self::Fsdp2(options) => options.shards(world),
+        }
+    }
+
+    /// The ranks of `world` that each hold a part of `state`; 1 where each holds all of it.
+    pub fn divided_among(&self, state: State, world: u32) -> u32 {
+        let divided =
+            Sharding::ALL.iter().any(|sharding| sharding.as_str() == self.name() && sharding.divides(state));
+        match self {
+            _ if !divided => 1,
+            Self::Fsdp2(options) => options.shards(world),
+            Self::Ddp(_) | Self::Zero(_) | Self::MegatronDo(_) => world,
         }
     }
 

@@ -1,8 +1,9 @@
 //! A planned run: the tape of some training steps and what is known besides.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use engine::{Kernel, Pinning, Problem, Traffic};
+use engine::{Collective, Kernel, Messages, Pinning, Problem, Traffic};
 use ledger::{Dtype, Tape};
 
 use crate::architecture::Architecture;
@@ -27,6 +28,8 @@ pub struct Run {
     pub flops: Flops,
     /// Bytes copied between the device and the host in one step, but for the batch.
     pub traffic: Traffic,
+    /// What ranks did together in the last step.
+    pub collectives: BTreeMap<Collective, Messages>,
     /// What had to be assumed, a sentence each.
     pub assumptions: Vec<String>,
 }

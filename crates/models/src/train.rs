@@ -1,9 +1,10 @@
 //! The training loop: load, then steps of forward, backward and update.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use engine::{Hardware, Profile, Session, Tensor, Traffic, backward};
+use engine::{Collective, Hardware, Messages, Profile, Session, Tensor, Traffic, backward};
 use ledger::{Device, DeviceKind, Phase};
 
 use crate::gpus::Gpu;
@@ -81,7 +82,9 @@ pub(crate) fn train(
     };
     let mut pass = Pass::default();
     let mut input = None;
+    let mut before = BTreeMap::new();
     for step in 1..=setup.steps {
+        before = session.collectives();
         let seq = setup.seq_of_step(step);
         for micro_batch in 1..=setup.accumulate {
             session.mark(step, Some(micro_batch), Phase::FORWARD);
@@ -150,7 +153,22 @@ pub(crate) fn train(
         update: counted.update / steps,
     };
     let traffic = Traffic { to_host: copied.to_host / steps, from_host: copied.from_host / steps };
-    Ok(Run { tape, parameters: model.parameters, flops, traffic, assumptions })
+    let collectives = since(&before, session.collectives());
+    Ok(Run { tape, parameters: model.parameters, flops, traffic, collectives, assumptions })
+}
+
+/// What ranks did together since they had done `before`.
+fn since(
+    before: &BTreeMap<Collective, Messages>,
+    mut now: BTreeMap<Collective, Messages>,
+) -> BTreeMap<Collective, Messages> {
+    for (kind, messages) in before {
+        let now = now.entry(*kind).or_default();
+        now.count -= messages.count;
+        now.bytes -= messages.bytes;
+    }
+    now.retain(|_, messages| messages.count > 0);
+    now
 }
 
 /// When the optimizers step.

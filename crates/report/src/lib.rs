@@ -8,6 +8,7 @@ mod answers;
 mod compare;
 mod page;
 mod plan;
+mod rank;
 mod ranks;
 mod read;
 mod reconcile;

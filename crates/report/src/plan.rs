@@ -3,6 +3,7 @@
 use wire::explanation::{Explanation, Owner, PeakSummary, Rung, Span};
 use wire::{Batch, Contributor, Ledger, Oom, Totals};
 
+use crate::rank::rank_of;
 use crate::units::{Unit, count, flops, size, thousands};
 use crate::{Block, Column, Page, Report, Sheet};
 
@@ -29,6 +30,7 @@ impl Report for PlanReport<'_> {
         blocks.extend(self.hosts());
         blocks.extend(self.ladder());
         blocks.extend(self.streams());
+        blocks.extend(self.ledger.ranks.iter().map(|ranks| rank_of(ranks, self.ledger, self.unit())));
         blocks.push(self.owners());
         blocks.extend(self.holders());
         if !self.explanation.levers.is_empty() {
@@ -406,7 +408,7 @@ fn place(peak: &PeakSummary) -> String {
 }
 
 /// `1 rank`, or `2 ranks`.
-fn plural(number: u64, word: &str) -> String {
+pub(crate) fn plural(number: u64, word: &str) -> String {
     let end = if number == 1 { "" } else { "s" };
     format!("{} {word}{end}", thousands(number))
 }

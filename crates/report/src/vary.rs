@@ -57,6 +57,7 @@ impl Report for Variations {
                 number(costs.flops.map(|flops| flops.recompute)),
                 costs.to_host_bytes.to_string(),
                 costs.from_host_bytes.to_string(),
+                costs.collective_bytes.to_string(),
                 costs.forward_backward_rounds.to_string(),
                 number(costs.tokens),
             ]);
@@ -66,7 +67,7 @@ impl Report for Variations {
     }
 }
 
-const HEAD: [&str; 15] = [
+const HEAD: [&str; 16] = [
     "settings",
     "refused",
     "fits",
@@ -80,6 +81,7 @@ const HEAD: [&str; 15] = [
     "recompute_flops",
     "to_host_bytes",
     "from_host_bytes",
+    "collective_bytes",
     "forward_backward_rounds",
     "tokens",
 ];
@@ -182,6 +184,7 @@ fn savings(of: &Variations) -> Vec<Block> {
 }
 
 fn costs(of: &Variations) -> Block {
+    let between = planned(of).any(|(_, outcome)| outcome.costs.collective_bytes > 0);
     let rows = planned(of).map(|(row, outcome)| {
         let costs = &outcome.costs;
         let counted = costs.flops.map(|counted| {
@@ -191,19 +194,18 @@ fn costs(of: &Variations) -> Block {
         let (usual, again) = counted.unwrap_or_default();
         let copied = |bytes: u64| if bytes == 0 { "-".into() } else { size(bytes) };
         let mut cells = values(row);
+        cells.extend([usual, again, copied(costs.to_host_bytes), copied(costs.from_host_bytes)]);
+        cells.extend(between.then(|| copied(costs.collective_bytes)));
         cells.extend([
-            usual,
-            again,
-            copied(costs.to_host_bytes),
-            copied(costs.from_host_bytes),
             thousands(costs.forward_backward_rounds),
             costs.tokens.map_or_else(|| "-".into(), thousands),
         ]);
         cells
     });
     let mut columns = keys(of);
-    let heads = ["computed", "computed again", "to the host", "from the host", "rounds", "tokens"];
-    columns.extend(heads.map(Column::numbers));
+    columns.extend(["computed", "computed again", "to the host", "from the host"].map(Column::numbers));
+    columns.extend(between.then(|| Column::numbers("between ranks")));
+    columns.extend(["rounds", "tokens"].map(Column::numbers));
     Block::Table { title: Some("Costs of a step, counted".into()), columns, rows: rows.collect() }
 }
 

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::thread;
 
 use ledger::{Bytes, Dtype, Phase};
-use models::{Attention, Checkpoint, Lora, Loss, Optimizer, OptimizerImpl, Setup};
+use models::{Attention, Checkpoint, Ddp, Lora, Loss, Optimizer, OptimizerImpl, Parallel, Setup};
 use wire::explanation::{Explanation, Lever, PeakSummary};
 
 use crate::explain::{explain, summary};
@@ -62,6 +62,7 @@ fn levers(plan: &Plan<'_>, peak: &PeakSummary, books: &ledger::Ledger) -> Vec<Le
         worth_a_row(peak.bytes.cast_signed() - least.map_or(0, Bytes::get).cast_signed())
     };
     let mut others = others(&question, plan.question.setup.accumulate, fp32);
+    others.retain(|other| question.model.model.contradiction(&other.setup).is_none());
     // Two settings together are a try only once neither saves more alone.
     let together = together(&others);
     others.retain(can_win);
@@ -205,6 +206,14 @@ fn others(question: &PlanQuestion<'_>, accumulate: u32, fp32: bool) -> Vec<Other
         change(&mut other);
         others.push(Other { setting, setup: other, moves });
     };
+    if let Some(Parallel::Ddp(ddp)) = &setup.parallel
+        && !ddp.gradient_as_bucket_view
+    {
+        let ddp = Ddp { gradient_as_bucket_view: true, ..ddp.clone() };
+        with("--gradient-as-bucket-view".into(), Moves::All, &|other| {
+            other.parallel = Some(Parallel::Ddp(ddp.clone()));
+        });
+    }
     if text && setup.checkpoint == Checkpoint::None {
         with(CHECKPOINT.into(), Moves::Passes, &|other| other.checkpoint = Checkpoint::Full);
     }

@@ -15,6 +15,7 @@ mod largest;
 mod levers;
 mod model;
 mod plan;
+mod rank;
 mod ranks;
 mod read;
 mod reconcile;

@@ -1,13 +1,13 @@
 //! A model, a setup and a card in; the ledger of the training step out.
 
 use ledger::{Bytes, DeviceKind, Dtype, Tape};
-use models::{Attention, Gpu, Loss, Optimizer, Parallel, Run, Setup, Traffic};
+use models::{Attention, Gpu, Loss, Optimizer, Parallel, Run, Setup};
 use serde_json::{Map, Value, json};
-use wire::{About, Batch, Flops, Ledger, Outside, Parameters};
+use wire::{About, Batch, Flops, Ledger, Outside, Parameters, Traffic};
 
 use crate::fit::{self, Fit};
 use crate::vary::ONE_PROCESS;
-use crate::{Error, NamedModel};
+use crate::{Error, NamedModel, rank};
 
 /// What a CUDA context takes of a card, where nothing else is said.
 pub const CONTEXT: Bytes = Bytes::mib(550);
@@ -38,8 +38,6 @@ pub struct Plan<'a> {
     pub tape: Tape,
     /// What is known of the run besides; a tape file keeps it.
     pub about: About,
-    /// Bytes copied between the device and the host in one step, but for the batch.
-    pub traffic: Traffic,
 }
 
 /// Runs the steps of the question on shapes and replays what they did to memory.
@@ -55,7 +53,11 @@ pub fn plan(mut question: PlanQuestion<'_>) -> Result<Plan<'_>, Error> {
     check(&question)?;
     let run = run(&question)?;
     let fit = fitted(&question, &run.tape)?;
+    let ranks = question.setup.parallel.as_ref().map(|parallel| rank::ranks(&question.setup, parallel, &run));
     assumptions.extend(run.assumptions);
+    let batch = batch(&question.setup)?;
+    let longest = question.setup.seqs.iter().max();
+    let tokens = longest.and_then(|tokens| tokens.checked_mul(batch.effective_batch?));
     let about = About {
         subject: subject(&question),
         parameters: Some(Parameters {
@@ -69,7 +71,10 @@ pub fn plan(mut question: PlanQuestion<'_>) -> Result<Plan<'_>, Error> {
             recompute: run.flops.recompute,
             update: run.flops.update,
         }),
-        batch: Some(batch(&question.setup)?),
+        batch: Some(batch),
+        tokens,
+        traffic: Some(Traffic { to_host_bytes: run.traffic.to_host, from_host_bytes: run.traffic.from_host }),
+        ranks,
         outside: vec![outside(0, question.context)],
         assumptions,
         interpretation_limits: vec![ONE_PROCESS.into()],
@@ -80,7 +85,7 @@ pub fn plan(mut question: PlanQuestion<'_>) -> Result<Plan<'_>, Error> {
     ledger.oom = fit.oom;
     ledger.fits = Some(fit.fits);
     ledger.headroom_bytes = fit.headroom.map(ledger::ByteDelta::get);
-    Ok(Plan { ledger, tape: run.tape, about, question, traffic: run.traffic })
+    Ok(Plan { ledger, tape: run.tape, about, question })
 }
 
 /// One run of `question`, with a tape that can be replayed.

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use ledger::Named;
-use models::Traffic;
 use wire::{Candidate, Comparison, Costs, SettingValue, Variation, VariationOutcome, Variations};
 
 use crate::{Error, Plan, PlanQuestion, plan};
@@ -59,21 +58,11 @@ struct Planned {
     /// On a card without end: what a run that finds no room would need can be compared too.
     peaks: ledger::Peaks,
     ledger: wire::Ledger,
-    traffic: Traffic,
-    tokens: Option<u64>,
 }
 
 impl Planned {
     fn new(plan: Plan<'_>) -> Self {
-        let setup = &plan.question.setup;
-        let factors = [setup.batch, u64::from(setup.accumulate), u64::from(setup.world_size)];
-        let longest = setup.seqs.iter().max().copied();
-        Self {
-            peaks: ledger::replay(&plan.tape, None).peaks,
-            tokens: longest.and_then(|tokens| factors.iter().try_fold(tokens, |all, n| all.checked_mul(*n))),
-            traffic: plan.traffic,
-            ledger: plan.ledger,
-        }
+        Self { peaks: ledger::replay(&plan.tape, None).peaks, ledger: plan.ledger }
     }
 
     fn beside(self, base: &ledger::Peaks) -> Result<VariationOutcome, Error> {
@@ -82,7 +71,9 @@ impl Planned {
         let candidate = Comparison::from(&compared).candidates.pop();
         let candidate = candidate.ok_or_else(|| Error::Setup { what: "there is nothing to vary".into() })?;
         let Candidate { peak, saving_bytes, saving_by_category, unchanged, .. } = candidate;
-        let Self { ledger, traffic, tokens, .. } = self;
+        let Self { ledger, .. } = self;
+        let traffic = ledger.traffic.unwrap_or_default();
+        let collectives = ledger.ranks.iter().flat_map(|ranks| &ranks.collectives);
         let fits = ledger.fits == Some(true);
         let of_run = |peak: &Option<wire::Peak>| peak.as_ref().map(|peak| peak.bytes).filter(|_| fits);
         Ok(VariationOutcome {
@@ -97,10 +88,11 @@ impl Planned {
             unchanged,
             costs: Costs {
                 flops: ledger.flops,
-                to_host_bytes: traffic.to_host,
-                from_host_bytes: traffic.from_host,
+                to_host_bytes: traffic.to_host_bytes,
+                from_host_bytes: traffic.from_host_bytes,
+                collective_bytes: collectives.map(|messages| messages.bytes).sum(),
                 forward_backward_rounds: ledger.batch.map_or(1, |batch| batch.forward_backward_rounds),
-                tokens,
+                tokens: ledger.tokens,
             },
             no_gain: None,
         })

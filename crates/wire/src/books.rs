@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::{Category, Provenance, ReadError, Reading};
+use crate::{Category, Provenance, Ranks, ReadError, Reading};
 
 /// The books of one run: what was on the devices in each phase, and what made the peaks.
 ///
@@ -37,6 +37,15 @@ pub struct Ledger {
     pub flops: Option<Flops>,
     /// The batch of one step.
     pub batch: Option<Batch>,
+    /// Tokens of one update on all ranks, at the longest sequence; null for a model without one.
+    #[serde(default)]
+    pub tokens: Option<u64>,
+    /// What is copied between the devices and the host in one step, but for the batch.
+    #[serde(default)]
+    pub traffic: Option<Traffic>,
+    /// The rank that this is of, where ranks divide the work.
+    #[serde(default)]
+    pub ranks: Option<Ranks>,
     /// Whether the run fits on its devices.
     pub fits: Option<bool>,
     /// What the peak leaves of the device; negative where it does not fit.
@@ -73,6 +82,15 @@ pub struct About {
     pub flops: Option<Flops>,
     /// The batch of one step.
     pub batch: Option<Batch>,
+    /// Tokens of one update on all ranks, at the longest sequence; null for a model without one.
+    #[serde(default)]
+    pub tokens: Option<u64>,
+    /// What is copied between the devices and the host in one step, but for the batch.
+    #[serde(default)]
+    pub traffic: Option<Traffic>,
+    /// The rank that this is of, where ranks divide the work.
+    #[serde(default)]
+    pub ranks: Option<Ranks>,
     /// What lies on the devices outside the allocator, as far as it is known.
     #[serde(default)]
     pub outside: Vec<Outside>,
@@ -279,6 +297,15 @@ pub struct Batch {
     pub forward_backward_rounds: u64,
 }
 
+/// Bytes copied between the devices and the host in one step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Traffic {
+    /// To the host, but for what the script reads back.
+    pub to_host_bytes: u64,
+    /// From the host, but for the batch.
+    pub from_host_bytes: u64,
+}
+
 /// A request that found no room.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Oom {
@@ -337,6 +364,9 @@ impl Ledger {
             parameters: about.parameters,
             flops: about.flops,
             batch: about.batch,
+            tokens: about.tokens,
+            traffic: about.traffic,
+            ranks: about.ranks,
             fits: None,
             headroom_bytes: None,
             oom: books.oom.as_ref().map(Oom::from),
@@ -390,6 +420,9 @@ impl About {
             parameters: None,
             flops: None,
             batch: None,
+            tokens: None,
+            traffic: None,
+            ranks: None,
             outside: Vec::new(),
             assumptions: Vec::new(),
             interpretation_limits: Vec::new(),

@@ -6,6 +6,7 @@ mod compare;
 mod document;
 mod error;
 pub mod explanation;
+mod rank;
 mod ranks;
 mod reading;
 mod reconcile;
@@ -17,11 +18,12 @@ mod words;
 
 pub use books::{
     About, Batch, Contributor, Device, DeviceKind, Flops, Ladder, Ledger, Oom, Outside, Parameters, Peak,
-    Peaks, PhaseRow, Totals,
+    Peaks, PhaseRow, Totals, Traffic,
 };
 pub use compare::{Baseline, Candidate, Comparison, Difference};
 pub use document::{Document, schemas, to_json};
 pub use error::{ReadError, WriteError};
+pub use rank::{RankBuffers, RankCollective, RankState, Ranks};
 pub use ranks::{RankBudget, RankBytes, RankModel, RankPart, RankRate};
 pub use reading::{
     Evidence, Growing, Growth, Instant, InstantRow, Pin, Reading, Remedy, Start, Step, Stranded, Stranding,

@@ -77,6 +77,9 @@ pub struct Costs {
     pub to_host_bytes: u64,
     /// Bytes copied from the host, but for the batch.
     pub from_host_bytes: u64,
+    /// Bytes of the whole tensors that collective operations of ranks are over.
+    #[serde(default)]
+    pub collective_bytes: u64,
     /// Forward and backward passes in one update on one rank.
     pub forward_backward_rounds: u64,
     /// Tokens of an update on all ranks, at the longest sequence; `null` for a model without one.

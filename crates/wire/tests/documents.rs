@@ -80,7 +80,7 @@ fn the_ledger_has_the_fields_of_its_format() {
             "allocated": null,
             "reserved": null,
         },
-        "parameters": null, "flops": null, "batch": null, "fits": null, "headroom_bytes": null, "oom": null,
+        "parameters": null, "flops": null, "batch": null, "tokens": null, "traffic": null, "ranks": null, "fits": null, "headroom_bytes": null, "oom": null,
         "assumptions": ["the workspace is that of release 2.15"], "interpretation_limits": [], "warnings": [],
         "tape": null,
     });

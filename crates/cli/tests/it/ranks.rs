@@ -138,3 +138,46 @@ fn zero_2_fails_for_a_temporary_of_one_partition() {
     let bytes: Vec<u64> = holders.iter().map(|row| row["bytes"].as_u64().unwrap()).collect();
     assert_eq!(bytes[..6], [2 * 6_738_415_616, partition, partition, partition, partition, partition]);
 }
+
+#[test]
+fn a_page_tells_what_one_rank_holds_and_what_ranks_do_in_a_step() {
+    let told = |settings: &str, sentences: &str| {
+        let answer = run(&format!("plan gpt2 --batch 1 --seq 256 --world-size 8 {settings}"));
+        assert_eq!(answer.exit, Some(0), "{settings}: {}", answer.stderr);
+        let page = answer.stdout.split_whitespace().collect::<Vec<_>>().join(" ").replace("- ", "-");
+        assert!(page.contains(sentences), "{settings}: {page}");
+    };
+    told(
+        "--parallel ddp --rank 3",
+        "Rank 3 of 8 (ddp) holds 474.70 MiB of weights (all), 474.70 MiB of gradients (all) and 949.40 MiB of optimizer state (all). Communication buffers and gathered weights hold 474.70 MiB at most (forward), all of them all the time. A step: 13 all-reduces over 474.70 MiB and 2,048 tokens.",
+    );
+    told(
+        "--parallel fsdp2 --offload parameters",
+        "of weights on the host (1/8), 59.34 MiB of gradients on the host (1/8)",
+    );
+}
+
+#[test]
+fn how_ranks_divide_the_work_can_be_varied() {
+    let answer = run(
+        "plan gpt2 --batch 1 --seq 64 --steps 2 --format csv --vary parallel=ddp,fsdp2 --vary world-size=2,4 --vary no-sync=false",
+    );
+    assert_eq!(answer.exit, Some(0), "{}", answer.stderr);
+    let mut lines = answer.stdout.lines();
+    let column = |line: &str, name: &str, head: &str| {
+        let at = head.split(',').position(|key| key == name).unwrap();
+        line.split(',').nth(at).unwrap().parse::<u64>().unwrap()
+    };
+    let head = lines.next().unwrap();
+    let peaks: Vec<u64> = lines.clone().map(|line| column(line, "peak_requested_bytes", head)).collect();
+    // All of the state on each rank of DDP, a part of it on each of FSDP2.
+    assert!(peaks[0] == peaks[1] && peaks[1] > peaks[2] && peaks[2] > peaks[3], "{peaks:?}");
+    assert!(lines.all(|line| column(line, "collective_bytes", head) > 0), "{}", answer.stdout);
+}
+
+#[test]
+fn buckets_that_make_the_peak_are_named_among_what_would_change_it() {
+    let answer = run("plan mlp:8x2048 --batch 8 --parallel ddp --world-size 8 --optimizer sgd");
+    assert_eq!(answer.exit, Some(0), "{}", answer.stderr);
+    assert!(answer.stdout.contains("--gradient-as-bucket-view"), "{}", answer.stdout);
+}
