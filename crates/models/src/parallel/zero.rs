@@ -99,6 +99,10 @@ impl Zero {
         }
         if self.stage == Stage::Three {
             sentences.push("parameters are made and divided one after the other, as under zero.Init".into());
+            sentences.push(
+                "what DeepSpeed gives back to the device while it wraps the model stays reserved until it is asked for"
+                    .into(),
+            );
         }
         let on_device = !setup.offloads(Offload::Optimizer)
             && matches!(setup.optimizer, Optimizer::Adam | Optimizer::AdamW);

@@ -202,70 +202,53 @@ impl Flat {
         }
     }
 
-    /// Reduces slices of the bucket, copied together where there are several.
-    fn all_reduce(&self, slices: &[Slice], numel: u64) {
+    /// Sends `count` tensors of `numel` elements together; answers with what comes back, where that is memory of its own.
+    fn send(&self, count: usize, numel: u64) -> Option<Tensor> {
         let session = &self.job.session;
         let own = if self.sums_by_parameter() { self.job.accumulated() } else { self.job.dtype };
         let category = Category::CommunicationBuffer;
         let make = |what, dtype| Tensor::of_category(session, what, category, [numel], dtype);
-        let joined = (slices.len() > 1).then(|| make("joined_gradients", own));
+        let joined = (count > 1).then(|| make("joined_gradients", own));
         let sent = (own != self.job.dtype).then(|| make("sent_gradients", self.job.dtype));
         session.collective(Collective::AllReduce, numel * self.job.dtype.size());
-        // What is returned is what was sent.
-        let joined = if sent.is_some() {
-            release!(joined);
-            None
-        } else {
-            joined
-        };
-        // One slice that is sent as it is lies in the bucket.
-        let in_place = slices.len() == 1 && sent.is_none();
+        sent.or(joined)
+    }
+
+    /// Adds `numel` reduced elements to the sums of the partition.
+    fn add(&self, numel: u64) {
+        let (session, category) = (&self.job.session, Category::Temporary);
+        release!(Tensor::of_category(session, "sum", category, [numel], Dtype::Fp32));
+    }
+
+    /// Reduces slices of the bucket, copied together where there are several.
+    fn all_reduce(&self, slices: &[Slice], numel: u64) {
+        let returned = self.send(slices.len(), numel);
+        // What is sent as it is lies in the bucket.
         let is_own = |slice: &Slice| slice.rank == self.job.rank;
-        if self.job.options.overlaps() && (in_place || slices.iter().any(is_own)) {
+        if self.job.options.overlaps() && (returned.is_none() || slices.iter().any(is_own)) {
             let bucket = self.bucket.borrow();
-            match bucket.parameters.first().filter(|_| bucket.extra_large) {
-                Some(index) => self.gradient(*index).iter().for_each(|one| one.record_stream(REDUCTION)),
-                None => {
-                    bucket.buffers.get(bucket.index).into_iter().for_each(|one| one.record_stream(REDUCTION))
-                }
-            }
+            let memory =
+                if bucket.extra_large { bucket.gradients.first() } else { bucket.buffers.get(bucket.index) };
+            memory.into_iter().for_each(|memory| memory.record_stream(REDUCTION));
         }
-        for slice in slices.iter().filter(|slice| slice.is_summed) {
-            release!(Tensor::of_category(session, "sum", Category::Temporary, [slice.numel], Dtype::Fp32));
-        }
-        release!(sent, joined);
+        slices.iter().filter(|slice| slice.is_summed).for_each(|slice| self.add(slice.numel));
+        release!(returned);
     }
 
     /// Reduces gradients that lie apart.
     fn average_apart(&self, parameters: &[usize]) {
-        let session = &self.job.session;
-        let own = if self.sums_by_parameter() { self.job.accumulated() } else { self.job.dtype };
         let numel: u64 = parameters.iter().map(|index| self.parameters[*index].numel()).sum();
-        let category = Category::CommunicationBuffer;
-        let make = |what, dtype| Tensor::of_category(session, what, category, [numel], dtype);
-        let joined = (parameters.len() > 1).then(|| make("joined_gradients", own));
-        let sent = (own != self.job.dtype).then(|| make("sent_gradients", self.job.dtype));
-        session.collective(Collective::AllReduce, numel * self.job.dtype.size());
-        let joined = if sent.is_some() {
-            release!(joined);
-            None
-        } else {
-            joined
-        };
+        let returned = self.send(parameters.len(), numel);
         if self.job.options.overlaps() {
-            parameters
-                .iter()
-                .filter_map(|index| self.gradient(*index))
-                .for_each(|one| one.record_stream(REDUCTION));
+            self.bucket.borrow().gradients.iter().for_each(|gradient| gradient.record_stream(REDUCTION));
         }
         if self.sums_in_buffer() {
             for index in parameters.iter().filter(|index| self.layout.local(**index) > 0) {
                 release!(self.buffer());
-                let count = self.layout.local(*index);
-                release!(Tensor::of_category(session, "sum", Category::Temporary, [count], Dtype::Fp32));
+                self.add(self.layout.local(*index));
             }
         }
-        release!(sent, joined);
+        release!(returned);
     }
 
     /// What becomes of a gradient that was reduced.
