@@ -146,15 +146,7 @@ impl Builder {
                     bias: bias.then(|| build.parameter("bias", &[outputs])),
                 },
             };
-            let owner = match &layer {
-                Layer::Linear { weight, bias } => {
-                    let own: Vec<&Tensor> = std::iter::once(weight).chain(bias).collect();
-                    build.owner(&own)
-                }
-                Layer::Conv1d { weight, bias } => build.owner(&[weight, bias]),
-                Layer::FourBit(_) => None,
-            };
-            Linear { name, layer, adapter: build.adapter(inputs, outputs, false), owner }
+            build.with_layer(name, layer, [inputs, outputs])
         })
     }
 
@@ -167,16 +159,21 @@ impl Builder {
                     bias: build.parameter("bias", &[outputs]),
                 },
             };
-            let owner = match &layer {
-                Layer::Linear { weight, bias } => {
-                    let own: Vec<&Tensor> = std::iter::once(weight).chain(bias).collect();
-                    build.owner(&own)
-                }
-                Layer::Conv1d { weight, bias } => build.owner(&[weight, bias]),
-                Layer::FourBit(_) => None,
-            };
-            Linear { name, layer, adapter: build.adapter(inputs, outputs, false), owner }
+            build.with_layer(name, layer, [inputs, outputs])
         })
+    }
+
+    /// The module around `layer`, with its adapter where it has one.
+    fn with_layer(&mut self, name: &'static str, layer: Layer, [inputs, outputs]: [u64; 2]) -> Linear {
+        let owner = match &layer {
+            Layer::Linear { weight, bias } => {
+                let own: Vec<&Tensor> = std::iter::once(weight).chain(bias).collect();
+                self.owner(&own)
+            }
+            Layer::Conv1d { weight, bias } => self.owner(&[weight, bias]),
+            Layer::FourBit(_) => None,
+        };
+        Linear { name, layer, adapter: self.adapter(inputs, outputs, false), owner }
     }
 
     fn four_bit(&mut self, shape: [u64; 2], form: Quantize, bias: bool, transposed: bool) -> Layer {

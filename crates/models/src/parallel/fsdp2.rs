@@ -11,7 +11,7 @@ use ledger::Dtype;
 
 use crate::contradiction::Contradiction;
 use crate::parallel::Ranks;
-use crate::setup::{Offload, Optimizer, OptimizerImpl, Quantize, Setup, Torch};
+use crate::setup::{Offload, Optimizer, OptimizerImpl, Setup, Torch};
 
 pub(crate) use param::Shard;
 pub(crate) use unit::{Job, Unit};
@@ -124,23 +124,12 @@ impl Fsdp2 {
             }
         }
         let planned = matches!(setup.optimizer, Sgd | Adam | AdamW | RmsProp | Adagrad);
-        let offloaded: Vec<&str> = setup
-            .offload
-            .iter()
-            .filter(|what| **what != Offload::Parameters)
-            .filter(|what| **what == Offload::Optimizer)
-            .map(|what| what.as_str())
-            .collect();
         let fused =
             setup.optimizer_impl == Some(OptimizerImpl::Fused) && !matches!(setup.optimizer, Adam | AdamW);
         let bars: [(&'static str, bool, &str); 10] = [
             ("optimizer-impl", fused, "of fused optimizers torch has adam and adamw on shards"),
             ("optimizer", !planned, "the optimizer of shards is sgd, adam, adamw, rmsprop or adagrad"),
-            (
-                "quantize",
-                setup.quantize.is_some_and(|_: Quantize| true),
-                "weights of 4 bits are not planned with it",
-            ),
+            ("quantize", setup.quantize.is_some(), "weights of 4 bits are not planned with it"),
             ("prepare-kbit", setup.prepare_kbit, "weights of 4 bits are not planned with it"),
             (
                 "loss",
@@ -159,7 +148,11 @@ impl Fsdp2 {
                 "shards of fp32 with `--mp-param-dtype` are its master weights",
             ),
             ("capturable", setup.capturable, "a captured step of shards is not planned"),
-            ("offload", !offloaded.is_empty(), "`--offload parameters` takes the optimizer with it"),
+            (
+                "offload",
+                setup.offloads(Offload::Optimizer),
+                "`--offload parameters` takes the optimizer with it",
+            ),
         ];
         let (setting, _, because) = bars.into_iter().find(|(_, barred, _)| *barred)?;
         told(&[setting, "parallel"], format!("`--parallel {name}`: {because}"))

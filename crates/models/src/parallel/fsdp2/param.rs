@@ -95,12 +95,8 @@ impl Shard {
         let (elements, _) = self.source();
         let bytes = elements * ranks * self.whole.dtype().size();
         self.session().in_scope(self.scope, || {
-            self.whole.resize_storage(self.name_of_whole(), Category::CommunicationBuffer, bytes);
+            self.whole.resize_storage("gathered", Category::CommunicationBuffer, bytes);
         });
-    }
-
-    const fn name_of_whole(&self) -> &'static str {
-        "gathered"
     }
 
     /// The whole is there: a part kept since forward dies.
