@@ -5,10 +5,12 @@
 
 pub mod pickle;
 pub mod recording;
+pub mod series;
 pub mod snapshot;
 mod training;
 mod warning;
 
 pub use recording::{Recording, RecordingError};
+pub use series::Series;
 pub use snapshot::{Snapshot, SnapshotError};
 pub use warning::Warning;
