@@ -3,14 +3,18 @@
 //! A reader takes what a file says and no more: what it could not tell is a [`Warning`], what it
 //! cannot read at all is one sentence. No input may panic, hang, run code or exhaust memory.
 
+mod instant;
 pub mod pickle;
 pub mod recording;
 pub mod series;
 pub mod snapshot;
+pub mod trace;
 mod training;
 mod warning;
 
+pub use instant::{Instant, Process, Source};
 pub use recording::{Recording, RecordingError};
 pub use series::Series;
 pub use snapshot::{Snapshot, SnapshotError};
+pub use trace::{Trace, TraceError};
 pub use warning::Warning;

@@ -38,6 +38,18 @@ pub enum Warning {
     TrailingBytes { count: u64 },
     /// A mark or label of a recording that finds nothing to stand on.
     UnplacedLabels { count: u64 },
+    /// The text ends before its data does.
+    CutOff,
+    /// Events of a trace that cannot be read.
+    DamagedEvents { count: u64 },
+    /// The profiler counts steps from 0, which is the load here.
+    StepsFromZero,
+    /// A trace that begins when there was memory in use already.
+    TraceBegunInTheMiddle { device: String, objects: u64, bytes: Bytes },
+    /// Totals that are not the sum of what came before them.
+    TotalsDisagree { device: String, count: u64, bytes: Bytes },
+    /// Instants that do not say of which block they are.
+    WithoutAddress { device: String, count: u64 },
     /// The figures noted at a mark are not those of the entries up to it.
     MarkDisagrees { mark: u32, measure: &'static str, noted: Bytes, found: Bytes },
 }
@@ -92,6 +104,25 @@ impl fmt::Display for Warning {
             Self::UnplacedLabels { count } => {
                 write!(f, "{count} labels name addresses where nothing is in use at their mark")
             }
+            Self::CutOff => f.write_str("the file ends in the middle of its data: what comes after is not known"),
+            Self::DamagedEvents { count } => {
+                write!(f, "{count} events cannot be read and are left out of the account")
+            }
+            Self::StepsFromZero => {
+                f.write_str("the profiler counts steps from 0: its `ProfilerStep#0` is step 1 here, and so on")
+            }
+            Self::TraceBegunInTheMiddle { device, objects, bytes } => write!(
+                f,
+                "{device}: the trace begins when {bytes} are in use already, in {objects} rows that no operator is known of"
+            ),
+            Self::TotalsDisagree { device, count, bytes } => write!(
+                f,
+                "{device}: {count} totals are not the sum of the blocks up to them, by {bytes} at most: not every allocation is in the trace"
+            ),
+            Self::WithoutAddress { device, count } => write!(
+                f,
+                "{device}: {count} instants do not tell their block: they may count too long, or not at all"
+            ),
             Self::MarkDisagrees { mark, measure, noted, found } => write!(
                 f,
                 "at mark {mark} the program noted {noted} {measure}, and the entries up to it make {found}"
