@@ -4,17 +4,25 @@
 //! cannot read at all is one sentence. No input may panic, hang, run code or exhaust memory.
 
 mod instant;
+pub mod log;
 pub mod pickle;
+pub mod recognise;
 pub mod recording;
 pub mod series;
+pub mod smi;
 pub mod snapshot;
+pub mod summary;
+pub mod timeline;
 pub mod trace;
 mod training;
 mod warning;
 
 pub use instant::{Instant, Process, Source};
+pub use log::{LogError, StepLog};
 pub use recording::{Recording, RecordingError};
 pub use series::Series;
+pub use smi::Smi;
 pub use snapshot::{Snapshot, SnapshotError};
+pub use timeline::{RawTimeline, Timeline, TimelineError};
 pub use trace::{Trace, TraceError};
 pub use warning::Warning;

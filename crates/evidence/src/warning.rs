@@ -50,6 +50,20 @@ pub enum Warning {
     TotalsDisagree { device: String, count: u64, bytes: Bytes },
     /// Instants that do not say of which block they are.
     WithoutAddress { device: String, count: u64 },
+    /// A column whose name does not tell which memory it counts.
+    UnclearMeasure { column: String, figure: &'static str },
+    /// A unit that some take for a decimal one.
+    UnclearUnit { column: String, unit: &'static str },
+    /// A column without a unit.
+    NoUnit { column: String, unit: &'static str },
+    /// A query of `nvidia-smi` without its heading.
+    NoHeading,
+    /// A log without steps.
+    NoStepColumn,
+    /// A log whose steps go back.
+    StepsGoBack { count: u64 },
+    /// Lines of a log that are no rows of it.
+    OddRows { count: u64 },
     /// The figures noted at a mark are not those of the entries up to it.
     MarkDisagrees { mark: u32, measure: &'static str, noted: Bytes, found: Bytes },
 }
@@ -123,6 +137,30 @@ impl fmt::Display for Warning {
                 f,
                 "{device}: {count} instants do not tell their block: they may count too long, or not at all"
             ),
+            Self::UnclearMeasure { column, figure } => write!(
+                f,
+                "`{}` does not say which memory it counts; it is taken for what is {}",
+                ledger::clip(column),
+                figure.replace('_', " ")
+            ),
+            Self::UnclearUnit { column, unit } => write!(
+                f,
+                "`{}` is in {unit}, taken for 2^10 and its powers, as PyTorch's tools write it; by powers of 1000 it would be less",
+                ledger::clip(column)
+            ),
+            Self::NoUnit { column, unit } => write!(
+                f,
+                "`{}` has no unit; by its numbers it is taken for {unit}",
+                ledger::clip(column)
+            ),
+            Self::NoHeading => f.write_str(
+                "the table has no heading: which column is which is told by its words and by its numbers",
+            ),
+            Self::NoStepColumn => f.write_str("no column is a step: rows are counted from 0"),
+            Self::StepsGoBack { count } => {
+                write!(f, "the steps go back {count} times: the run was begun anew, or several runs are in one log")
+            }
+            Self::OddRows { count } => write!(f, "{count} lines are no rows of the log and are left out"),
             Self::MarkDisagrees { mark, measure, noted, found } => write!(
                 f,
                 "at mark {mark} the program noted {noted} {measure}, and the entries up to it make {found}"
