@@ -7,6 +7,7 @@ mod emulator_symbols;
 mod events;
 mod fuzz;
 mod gen_snapshot;
+mod gen_trace;
 mod schema;
 mod tape_diff;
 mod test;
@@ -43,6 +44,8 @@ enum Command {
     Fuzz(fuzz::Fuzz),
     /// A memory snapshot with N trace entries and a leak of known size, to measure readers with
     GenSnapshot(gen_snapshot::GenSnapshot),
+    /// A profiler trace of at least so many megabytes with a leak of known size, to measure readers with
+    GenTrace(gen_trace::GenTrace),
 }
 
 #[allow(clippy::print_stderr, reason = "a command of developers tells why it failed")]
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Command::EmulatorSymbols(args) => emulator_symbols::run(&args),
         Command::Fuzz(args) => fuzz::run(&args),
         Command::GenSnapshot(args) => gen_snapshot::run(&args),
+        Command::GenTrace(args) => gen_trace::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

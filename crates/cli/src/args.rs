@@ -124,7 +124,7 @@ pub enum Command {
 /// Arguments of `read`.
 #[derive(Args)]
 pub struct ReadArgs {
-    /// A memory snapshot of PyTorch (torch.cuda.memory._dump_snapshot), a document that has a ledger, or -
+    /// A memory snapshot or profiler trace of PyTorch, a memory timeline, a step log, a document that has a ledger, or -
     #[arg(value_name = "[NAME=]FILE")]
     pub file: NamedFile,
     /// By what the objects at the peak are told apart

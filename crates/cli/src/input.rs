@@ -49,6 +49,16 @@ impl NamedFile {
         Ok((path, bytes))
     }
 
+    /// The path of the file, and the file, to be read as it comes.
+    pub fn open(&self) -> Result<(String, Box<dyn Read>)> {
+        let path = self.path.display().to_string();
+        if self.path == Path::new("-") {
+            return Ok((path, Box::new(io::stdin().lock())));
+        }
+        let file = File::open(&self.path).with_context(|| format!("failed to read `{path}`"))?;
+        Ok((path, Box::new(file)))
+    }
+
     fn read(&self) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         if self.path == Path::new("-") {

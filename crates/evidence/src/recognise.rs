@@ -1,6 +1,9 @@
 //! What a file is, by how it begins: a form of evidence, or something else with a name.
 
 use std::borrow::Cow;
+use std::io::{self, Read};
+
+use flate2::read::MultiGzDecoder;
 
 use crate::smi::smi;
 use crate::summary::is_summary;
@@ -44,9 +47,34 @@ pub enum TextForm {
     Other(&'static str),
 }
 
-/// Whether `head` begins a file packed by gzip.
-pub fn is_gzip(head: &[u8]) -> bool {
-    head.starts_with(b"\x1f\x8b")
+/// A file that is being read, and what it is.
+pub struct Opened<'a> {
+    /// What it is by how it begins, unpacked.
+    pub form: Form,
+    /// All of it, unpacked.
+    pub source: Box<dyn Read + 'a>,
+}
+
+impl<'a> Opened<'a> {
+    /// Looks at how `source` begins, inside of gzip where it is packed so.
+    ///
+    /// # Errors
+    /// A source that cannot be read.
+    pub fn new(source: impl Read + 'a) -> io::Result<Self> {
+        let (head, source) = ahead(source)?;
+        if head.starts_with(b"\x1f\x8b") {
+            let (head, source) = ahead(MultiGzDecoder::new(source))?;
+            return Ok(Self { form: recognise(&head), source: Box::new(source) });
+        }
+        Ok(Self { form: recognise(&head), source: Box::new(source) })
+    }
+}
+
+/// How `source` begins, and all of it.
+fn ahead(mut source: impl Read) -> io::Result<(Vec<u8>, impl Read)> {
+    let mut head = Vec::new();
+    source.by_ref().take(HEAD as u64).read_to_end(&mut head)?;
+    Ok((head.clone(), io::Cursor::new(head).chain(source)))
 }
 
 /// How files of other forms begin, and what they are called.

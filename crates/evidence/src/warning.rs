@@ -127,7 +127,8 @@ impl fmt::Display for Warning {
             }
             Self::TraceBegunInTheMiddle { device, objects, bytes } => write!(
                 f,
-                "{device}: the trace begins when {bytes} are in use already, in {objects} rows that no operator is known of"
+                "{device}: {bytes} are in use already when the recording begins ({}); which operator made them is not known",
+                if *objects == 1 { "one object".to_owned() } else { format!("{objects} objects, or more") }
             ),
             Self::TotalsDisagree { device, count, bytes } => write!(
                 f,

@@ -489,11 +489,14 @@ impl<'a> Replay<'a> {
     /// The second walk, and the ledger of both.
     fn ledger(mut self) -> Ledger {
         let mut peaks: Vec<(Measure, DeviceId, Best)> = Vec::new();
+        // What runs without an accelerator has its peaks on the host.
+        let on_gpu = self.tape.devices.iter().any(|device| device.kind == DeviceKind::Gpu);
+        let counted = if on_gpu { DeviceKind::Gpu } else { DeviceKind::Cpu };
         for (slot, measure) in Measure::ALL.iter().enumerate() {
             let mut first: Option<(Measure, DeviceId, Best)> = None;
             for (index, books) in self.devices.iter().enumerate() {
                 let known = books.known.totals(self.tape.unit, &books.now)[slot].is_some();
-                if !known || self.tape.devices[index].kind != DeviceKind::Gpu || self.tape.is_empty() {
+                if !known || self.tape.devices[index].kind != counted || self.tape.is_empty() {
                     continue;
                 }
                 let best = books.best[slot];

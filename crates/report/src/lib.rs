@@ -12,6 +12,7 @@ mod rank;
 mod ranks;
 mod read;
 mod reconcile;
+mod series;
 mod sheet;
 mod simulate;
 mod units;
@@ -20,6 +21,7 @@ mod vary;
 pub use page::{Block, Column, Page};
 pub use plan::PlanReport;
 pub use read::ReadReport;
+pub use series::SeriesReport;
 pub use sheet::Sheet;
 pub use units::size;
 

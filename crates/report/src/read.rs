@@ -207,6 +207,9 @@ impl Report for ReadReport<'_> {
     }
 }
 
+/// The form of a trace, in [`Evidence::form`].
+const PROFILER_TRACE: &str = "profiler_trace";
+
 const HEAD: [&str; 11] = [
     "section",
     "device",
@@ -333,11 +336,18 @@ impl ReadReport<'_> {
     /// What the file is and how good it is.
     fn file(&self) -> String {
         let Evidence { entries, devices, requests, requests_without_stack, .. } = &self.reading.file;
-        let mut parts = vec![format!(
-            "a memory snapshot of {}, {}",
-            self.reading.file.written_by.as_deref().unwrap_or("PyTorch"),
-            size(self.reading.file.file_bytes)
-        )];
+        let form = &self.reading.file.form;
+        let what = match form.as_str() {
+            PROFILER_TRACE => "a profiler trace of PyTorch".into(),
+            "memory_timeline" => "a memory timeline of PyTorch's profiler".into(),
+            _ => {
+                format!(
+                    "a memory snapshot of {}",
+                    self.reading.file.written_by.as_deref().unwrap_or("PyTorch")
+                )
+            }
+        };
+        let mut parts = vec![format!("{what}, {}", size(self.reading.file.file_bytes))];
         let over = self.reading.file.microseconds.map(|time| format!(" over {}", duration(time)));
         parts.push(format!("{}{}", plural(*entries, "entry", "entries"), over.unwrap_or_default()));
         let steps = self.reading.steps.iter().map(|step| step.step).max().unwrap_or(0);
@@ -365,7 +375,10 @@ impl ReadReport<'_> {
         }
         if *requests > 0 && *requests_without_stack > 0 {
             let share = *requests_without_stack as f64 / *requests as f64 * 100.0;
-            parts.push(format!("{share:.0} % of the requests have no stack, as on autograd's threads"));
+            parts.push(match form.as_str() {
+                PROFILER_TRACE => format!("{share:.0} % of the requests are made inside no operator"),
+                _ => format!("{share:.0} % of the requests have no stack, as on autograd's threads"),
+            });
         }
         if let Some(settings) = self.reading.file.alloc_conf.as_ref().filter(|settings| !settings.is_empty())
         {
@@ -500,6 +513,8 @@ impl ReadReport<'_> {
         let unit = self.unit();
         let known = |bytes: Option<u64>| bytes.map_or_else(|| "?".into(), |bytes| unit.number(bytes));
         let steps = &self.reading.steps;
+        // What has no requests has blocks.
+        let requested = steps.iter().any(|step| step.end.requested_bytes.is_some());
         let peak = self.ledger.peaks.allocated.as_ref().and_then(|peak| peak.step);
         let shown = |(index, step): &(usize, &Step)| {
             steps.len() <= MOST_STEPS
@@ -518,7 +533,7 @@ impl ReadReport<'_> {
                 known(step.peak.allocated_bytes),
                 known(step.peak.reserved_bytes),
                 step.peak_phase.clone(),
-                known(step.end.requested_bytes),
+                known(step.end.requested_bytes.or(step.end.allocated_bytes)),
                 step.grown_bytes.map(|bytes| unit.difference(bytes)).unwrap_or_default(),
             ]);
             cells
@@ -543,8 +558,9 @@ impl ReadReport<'_> {
         ]);
         (!rows.is_empty()).then(|| Block::Table {
             title: Some(format!(
-                "Steps, {}: the largest totals, and what is requested and held at the end{left_out}",
-                unit.name()
+                "Steps, {}: the largest totals, and what is {} and held at the end{left_out}",
+                unit.name(),
+                if requested { "requested" } else { "allocated" }
             )),
             columns,
             rows,
@@ -696,12 +712,12 @@ fn ladder(instant: &Instant) -> Block {
         ("reserved", reserved_bytes, "cached by the allocator"),
     ];
     let unit = Unit::of_largest(rungs.iter().filter_map(|rung| rung.1));
-    let mut below = 0;
+    let mut below = None;
     let row = |(measure, bytes, what): (&str, Option<u64>, &str)| {
         let bytes = bytes?;
-        let more = bytes.saturating_sub(std::mem::replace(&mut below, bytes));
-        let more = if measure == "requested" { String::new() } else { format!("+{}", unit.number(more)) };
-        Some(vec![measure.to_owned(), unit.number(bytes), more, what.to_owned()])
+        let more = below.replace(bytes).map(|below| format!("+{}", unit.number(bytes.saturating_sub(below))));
+        let what = if more.is_none() && measure != "requested" { "held in blocks" } else { what };
+        Some(vec![measure.to_owned(), unit.number(bytes), more.unwrap_or_default(), what.to_owned()])
     };
     Block::Table {
         title: Some(format!("All measures at that instant, {}", unit.name())),

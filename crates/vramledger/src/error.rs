@@ -36,6 +36,20 @@ pub enum Error {
     NoTape { name: String, what: &'static str, tape: Option<String> },
     #[error("`{name}`: {problem}")]
     Snapshot { name: String, problem: evidence::SnapshotError },
+    #[error("`{name}`: {problem}")]
+    Trace { name: String, problem: evidence::TraceError },
+    #[error("`{name}`: {problem}")]
+    Timeline { name: String, problem: evidence::TimelineError },
+    #[error("`{name}`: {problem}")]
+    Log { name: String, problem: evidence::LogError },
+    #[error("`{name}`: the list of records cannot be read: {problem}")]
+    Records { name: String, problem: serde_json::Error },
+    #[error("`{name}` is {what}, and no evidence of a run's memory")]
+    NotEvidence { name: String, what: &'static str },
+    #[error("`{name}` is larger than 2 GiB, the most that is read of a file that is no trace")]
+    TooLarge { name: String },
+    #[error("`{name}` tells of no objects: {what} has totals alone")]
+    NoLedger { name: String, what: &'static str },
     #[error("`{name}` has {what}")]
     NoSuch { name: String, what: String },
     #[error("`{name}`: {problem}")]
@@ -62,6 +76,9 @@ impl Error {
                 Some(format!("it was made from the tape `{}`", ledger::clip(tape)))
             }
             Self::NoTape { tape: None, .. } => Some("`vramledger plan MODEL -o run.vlt` keeps one".into()),
+            Self::NotEvidence { .. } | Self::Log { .. } => Some(
+                "memory snapshots, profiler traces, memory timelines, summaries, nvidia-smi's tables and step logs are read".into(),
+            ),
             Self::CannotEmulate { hint, .. } => Some(hint.clone()),
             _ => None,
         }

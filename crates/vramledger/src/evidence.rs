@@ -1,22 +1,25 @@
 //! A ledger from whatever holds one: a ledger document, a tape, hand-written states, a snapshot.
 
+use evidence::recognise::Form;
 use ledger::{DeviceKind, Provenance, Tape, Unit};
 use wire::{About, Document, Ledger};
 
 use crate::Error;
-use crate::read::read_snapshot;
+use crate::{Answer, DEPTH, ReadQuestion, read};
 
-/// How every pickle of protocol 2 or later begins.
-const PICKLE: &[u8] = b"\x80";
-
-/// The ledger in `bytes`, which are a ledger document, a tape file, hand-written states or a memory
-/// snapshot; `name` is what to call them where they are none.
+/// The ledger in `bytes`, which are a ledger document, a tape file, hand-written states, or evidence that
+/// has objects: a memory snapshot, a trace, a timeline. `name` is what to call them where they are none.
 ///
 /// # Errors
 /// What is wrong with them and where.
 pub fn read_ledger(name: &str, bytes: &[u8]) -> Result<Ledger, Error> {
-    if bytes.starts_with(PICKLE) {
-        return read_snapshot(name, bytes);
+    if evidence::recognise::recognise(&bytes[..bytes.len().min(evidence::recognise::HEAD)]) != Form::Document
+    {
+        let question = ReadQuestion { depth: DEPTH, ..ReadQuestion::default() };
+        return match read(name, bytes, &question)? {
+            Answer::Ledger(read) => Ok(read.ledger),
+            Answer::Series(_) => Err(Error::NoLedger { name: name.into(), what: "a step log" }),
+        };
     }
     let document = Document::read(bytes).map_err(|problem| Error::Document { name: name.into(), problem })?;
     Ok(match document {

@@ -2,15 +2,21 @@
 
 mod group;
 mod growth;
+mod logged;
 mod recorded;
 mod remedy;
 mod settings;
 mod shots;
 mod stranding;
+mod traced;
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::io;
 
+use evidence::recognise::{self, Form, Opened, TextForm};
 use evidence::snapshot::{Setting, Snapshot, SnapshotError, Stack};
+use evidence::{LogError, Smi, StepLog, Timeline};
 use ledger::{DeviceKind, Event, Measure, Provenance, Tape};
 use serde_json::{Map, Value, json};
 use wire::{About, Evidence, Ledger, Reading, Start, Step};
@@ -39,7 +45,16 @@ pub struct ReadQuestion {
     pub what_if: Vec<String>,
 }
 
-/// What `read` answers.
+/// What `read` answers: what the evidence is, told in its document.
+#[derive(Debug)]
+pub enum Answer {
+    /// Of a recording, a trace, a timeline of objects, a document: a ledger.
+    Ledger(Box<Read>),
+    /// Of a step log, sums over time: a series.
+    Series(wire::Series),
+}
+
+/// A ledger that was read.
 #[derive(Debug)]
 pub struct Read {
     /// The ledger; of a recording, with what it says besides.
@@ -51,16 +66,52 @@ pub struct Read {
 /// The frames of a stack that count where nothing else is said.
 pub const DEPTH: usize = 2;
 
-/// The ledger of the evidence in `bytes`, a memory snapshot of PyTorch; of any other document that has
-/// a ledger, that. `path` is what an error calls it.
+/// The largest file, unpacked, of a form that is read at once; traces are read as they come.
+const LARGEST: u64 = 1 << 31;
+
+/// What the evidence in `source` says, whose form is told by how it begins; of a document that has a
+/// ledger, that. `path` is what an error calls it.
 ///
 /// # Errors
-/// A file that cannot be read, or a question about what it does not have.
-pub fn read(path: &str, bytes: Vec<u8>, question: &ReadQuestion) -> Result<Read, Error> {
-    if is_document(&bytes) {
-        return Ok(Read { ledger: read_ledger(path, &bytes)?, tape: None });
+/// A file that cannot be read or is no evidence, or a question about what it does not have.
+pub fn read(path: &str, source: impl io::Read, question: &ReadQuestion) -> Result<Answer, Error> {
+    let failed = |source| Error::Read { path: path.into(), source };
+    let counted = Cell::new(0);
+    let opened = Opened::new(Counted { source, bytes: &counted }).map_err(failed)?;
+    let ledger = |read| Ok(Answer::Ledger(Box::new(read)));
+    match opened.form {
+        Form::Trace => ledger(traced::trace(path, opened, question, || counted.get())?),
+        Form::Empty => Err(Error::NotEvidence { name: path.into(), what: "empty" }),
+        Form::Other(what) => Err(Error::NotEvidence { name: path.into(), what }),
+        form => {
+            let bytes = traced::whole(path, opened)?;
+            let file_bytes = counted.get();
+            match form {
+                Form::Pickle => ledger(snapshot(path, bytes, file_bytes, question)?),
+                Form::Timeline => timeline(path, &bytes, file_bytes, question),
+                Form::Records => records(path, &bytes, file_bytes),
+                Form::Text => text(path, &recognise::text(&bytes), file_bytes),
+                _ => ledger(Read { ledger: read_ledger(path, &bytes)?, tape: None }),
+            }
+        }
     }
-    let file_bytes = bytes.len() as u64;
+}
+
+/// Counts what is read of a file.
+struct Counted<'a, R> {
+    source: R,
+    bytes: &'a Cell<u64>,
+}
+
+impl<R: io::Read> io::Read for Counted<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.source.read(buffer)?;
+        self.bytes.set(self.bytes.get() + read as u64);
+        Ok(read)
+    }
+}
+
+fn snapshot(path: &str, bytes: Vec<u8>, file_bytes: u64, question: &ReadQuestion) -> Result<Read, Error> {
     let mut snapshot = Snapshot::read(&bytes).map_err(|problem| damaged(path, problem))?;
     // The tables hold all of it; a large file is not kept beside them.
     drop(bytes);
@@ -73,12 +124,52 @@ pub fn read(path: &str, bytes: Vec<u8>, question: &ReadQuestion) -> Result<Read,
     run.answer(path, file_bytes, question)
 }
 
-/// The ledger of the snapshot in `bytes`, without more.
-pub(crate) fn read_snapshot(path: &str, bytes: &[u8]) -> Result<Ledger, Error> {
-    let snapshot = Snapshot::read(bytes).map_err(|problem| damaged(path, problem))?;
-    let run = Run::of(path, snapshot)?;
-    let question = ReadQuestion { depth: DEPTH, ..ReadQuestion::default() };
-    Ok(run.answer(path, bytes.len() as u64, &question)?.ledger)
+fn timeline(path: &str, bytes: &[u8], file_bytes: u64, question: &ReadQuestion) -> Result<Answer, Error> {
+    let read = Timeline::read(bytes).map_err(|problem| Error::Timeline { name: path.into(), problem })?;
+    match read {
+        Timeline::Raw(read) => {
+            Ok(Answer::Ledger(Box::new(traced::timeline(path, *read, question, file_bytes)?)))
+        }
+        Timeline::Sums(found) => {
+            let limits = ["the sums are by category, in bytes; who made an object is not in a timeline"];
+            Ok(Answer::Series(logged::series("memory_timeline", file_bytes, &[found], &[], &limits)))
+        }
+    }
+}
+
+/// A list of records, as a trainer keeps its log.
+fn records(path: &str, bytes: &[u8], file_bytes: u64) -> Result<Answer, Error> {
+    let damaged = |problem| Error::Records { name: path.into(), problem };
+    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+    let mut read: Value = serde_json::from_slice(bytes).map_err(damaged)?;
+    let records = match read.get_mut("log_history") {
+        Some(records) => records.take(),
+        None => read,
+    };
+    let records = records.as_array().map(Vec::as_slice).unwrap_or_default();
+    let log = StepLog::of_records(records).map_err(|problem| Error::Log { name: path.into(), problem })?;
+    Ok(Answer::Series(logged::step_log(&log, file_bytes)))
+}
+
+fn text(path: &str, text: &str, file_bytes: u64) -> Result<Answer, Error> {
+    let not = |what| Error::NotEvidence { name: path.into(), what };
+    match recognise::text_form(text, |_| false) {
+        TextForm::Other(what) => Err(not(what)),
+        TextForm::Smi => match evidence::smi::smi(text) {
+            Some(Smi { series, warnings, .. }) if !series.is_empty() => {
+                let limits =
+                    ["what a card has in use is of all its processes, and of more than their allocators"];
+                Ok(Answer::Series(logged::series("smi", file_bytes, &series, &warnings, &limits)))
+            }
+            _ => Err(not("a table of nvidia-smi")),
+        },
+        TextForm::Summary | TextForm::OutOfMemory => Err(not("a message")),
+        TextForm::Log => match StepLog::read(text) {
+            Ok(log) => Ok(Answer::Series(logged::step_log(&log, file_bytes))),
+            Err(LogError::NoRows) => Err(not("a text without figures of memory")),
+            Err(problem) => Err(Error::Log { name: path.into(), problem }),
+        },
+    }
 }
 
 impl Read {
@@ -95,12 +186,6 @@ impl Read {
 
 fn damaged(path: &str, problem: SnapshotError) -> Error {
     Error::Snapshot { name: path.into(), problem }
-}
-
-/// Whether `bytes` are a document of ours or are to be told why they are none.
-fn is_document(bytes: &[u8]) -> bool {
-    let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
-    bytes.starts_with(b"vramledger-tape/") || matches!(first, Some(b'{' | b'['))
 }
 
 impl Run {
@@ -303,14 +388,14 @@ fn steps(ledger: &Ledger) -> Vec<Step> {
                 step.peak.requested_bytes = step.peak.requested_bytes.max(row.peak.requested_bytes);
                 step.peak.allocated_bytes = step.peak.allocated_bytes.max(row.peak.allocated_bytes);
                 step.peak.reserved_bytes = step.peak.reserved_bytes.max(row.peak.reserved_bytes);
-                let grown = row.end.requested_bytes.zip(step.end.requested_bytes);
+                let grown = held(&row.end).zip(held(&step.end));
                 let grown = grown.map(|(end, before)| end.cast_signed() - before.cast_signed());
                 step.grown_bytes = step.grown_bytes.zip(grown).map(|(a, b)| a + b);
                 step.end = row.end;
                 step.micro_batches = step.micro_batches.max(row.micro_batch.unwrap_or(0));
             }
             None => {
-                let grown = before.and_then(|(_, end)| row.end.requested_bytes.zip(end.requested_bytes));
+                let grown = before.and_then(|(_, end)| held(&row.end).zip(held(&end)));
                 steps.push(Step {
                     device: row.device,
                     step: row.step,
@@ -324,6 +409,11 @@ fn steps(ledger: &Ledger) -> Vec<Step> {
         }
     }
     steps
+}
+
+/// What is held, by the first measure that is known.
+fn held(totals: &wire::Totals) -> Option<u64> {
+    totals.requested_bytes.or(totals.allocated_bytes)
 }
 
 /// The measure in which an instant is told: the first of these that is known.

@@ -29,7 +29,7 @@ pub struct Ledger {
     pub outside: Vec<Outside>,
     /// A row for each phase in the order of the timeline, and in it one for each device.
     pub phases: Vec<PhaseRow>,
-    /// The peaks of the GPU devices.
+    /// The peaks of the GPU devices; where there is none, of the host.
     pub peaks: Peaks,
     /// The parameters of the model.
     pub parameters: Option<Parameters>,

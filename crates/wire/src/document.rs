@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use crate::answers::{Budget, CheckpointBudget, CheckpointPlan, GpuCatalogue, ModelCatalogue, Tradeoff};
 use crate::states::{self, Field, StatesSchema};
 use crate::{
-    About, Comparison, Largest, Ledger, RankBudget, ReadError, Reconciliation, Simulation, Variations,
-    read_tape, tape,
+    About, Comparison, Largest, Ledger, RankBudget, ReadError, Reconciliation, Series, Simulation,
+    Variations, read_tape, tape,
 };
 
 /// What every command reads.
@@ -69,7 +69,7 @@ impl Document {
             Reconciliation::FORMAT => Err(ReadError::OtherDocument { format, what: "a reconciliation" }),
             Simulation::FORMAT => Err(ReadError::OtherDocument { format, what: "a simulation" }),
             "vramledger-instants/1" => Err(ReadError::OtherDocument { format, what: "a list of instants" }),
-            "vramledger-series/1" => Err(ReadError::OtherDocument { format, what: "a series" }),
+            Series::FORMAT => Err(ReadError::OtherDocument { format, what: "a series" }),
             other => match other.strip_prefix("vramledger/") {
                 Some(_) => {
                     Err(ReadError::UnknownVersion { format: ledger::clip(other), known: Ledger::FORMAT })
@@ -104,6 +104,7 @@ pub fn schemas() -> Vec<(&'static str, Schema)> {
         (Ledger::FORMAT, schema_for!(Ledger)),
         (Comparison::FORMAT, schema_for!(Comparison)),
         (Reconciliation::FORMAT, schema_for!(Reconciliation)),
+        (Series::FORMAT, schema_for!(Series)),
         (Simulation::FORMAT, schema_for!(Simulation)),
         (Variations::FORMAT, schema_for!(Variations)),
         (Largest::FORMAT, schema_for!(Largest)),

@@ -10,6 +10,7 @@ mod rank;
 mod ranks;
 mod reading;
 mod reconcile;
+mod series;
 mod simulate;
 mod states;
 mod tape;
@@ -30,6 +31,7 @@ pub use reading::{
     Trend, WhatIf,
 };
 pub use reconcile::{At, Found, Reconciliation, Row};
+pub use series::{Series, SeriesColumn, SeriesExtra, SeriesFigure, SeriesOf, SeriesPoint};
 pub use simulate::{Simulated, SimulatedDevice, Simulation};
 pub use tape::{read_tape, write_tape};
 pub use vary::{Costs, Largest, SettingValue, Try, Variation, VariationOutcome, Variations};

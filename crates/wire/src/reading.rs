@@ -35,7 +35,7 @@ pub struct Reading {
 /// What a file is and how good it is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Evidence {
-    /// `cuda_snapshot`.
+    /// `cuda_snapshot`, `profiler_trace` or `memory_timeline`.
     pub form: String,
     /// The size of the file.
     pub file_bytes: u64,
@@ -45,9 +45,10 @@ pub struct Evidence {
     pub entries: u64,
     /// From the first entry to the last; null where nothing has a time.
     pub microseconds: Option<u64>,
-    /// Different stacks.
+    /// Different stacks; of a trace, different operators.
     pub stacks: u64,
-    /// Requests of the recording, and how many of them have no stack of the program's own.
+    /// Requests of the recording, and how many of them have no stack of the program's own; of a trace, are
+    /// made inside no operator.
     pub requests: u64,
     /// As said.
     pub requests_without_stack: u64,
@@ -109,7 +110,7 @@ pub struct Instant {
     pub held: Ladder,
     /// What the objects are for; they sum to `bytes`.
     pub by_category: BTreeMap<Category, u64>,
-    /// By what `rows` are told apart: stack, line, module, size or category.
+    /// By what `rows` are told apart: stack, line, module, operator, size or category.
     pub by: String,
     /// Frames of a stack that count; for `by` stack.
     pub depth: u64,

@@ -1,7 +1,7 @@
 //! `read` of any file, with everything that can be asked of it: a snapshot becomes a tape, and the tape an answer.
 #![no_main]
 
-use vramledger::{By, ReadQuestion, read};
+use vramledger::{Answer, By, ReadQuestion, read};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let question = ReadQuestion {
@@ -10,7 +10,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
         what_if: vec!["expandable_segments:True".into()],
         ..ReadQuestion::default()
     };
-    if let Ok(answer) = read("file", bytes.to_vec(), &question) {
+    if let Ok(Answer::Ledger(answer)) = read("file", bytes, &question) {
         for peak in [&answer.ledger.peaks.requested, &answer.ledger.peaks.allocated].into_iter().flatten() {
             let rows: u64 = peak.contributors.iter().map(|row| row.bytes).sum();
             assert_eq!(rows, peak.bytes, "the rows of a peak sum to it");

@@ -1,4 +1,5 @@
-//! How long `read` takes for large snapshots, beside what Python and PyTorch take for the same files.
+//! How long `read` takes for large snapshots, beside what Python and PyTorch take for the same files, and for a large
+//! trace.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -21,6 +22,9 @@ const SIZES: [Size; 2] = [
     Size { entries: 5_000_000, time: Duration::from_secs(8), memory: 1_600_000_000 },
 ];
 
+/// A profiler trace of so many megabytes, and the most that reading it may take.
+const TRACE: (&str, Duration, u64) = ("290", Duration::from_secs(3), 450_000_000);
+
 /// Python's own reading of the file, and nothing else.
 const LOAD: &str = "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))";
 /// Where PyTorch keeps the script that tells of snapshots.
@@ -41,14 +45,35 @@ impl Page {
         let folder = tempfile::tempdir().context("failed to make a folder for snapshots")?;
         for size in SIZES {
             let file = folder.path().join("snapshot.pickle");
-            // In a process of its own: what this one held would count as its children's.
-            let made = Command::new(std::env::current_exe()?)
-                .args(["gen-snapshot", &size.entries.to_string(), "-o"])
-                .arg(&file)
-                .status();
-            ensure!(made.context("failed to start `gen-snapshot`")?.success(), "`gen-snapshot` failed");
+            make(["gen-snapshot", &size.entries.to_string()], &file)?;
             self.sizes(binary, python, &size, &file)?;
         }
+        self.trace(binary, &folder.path().join("trace.json"))
+    }
+
+    /// A trace that `gen-trace` makes in `file`, read by `binary`.
+    fn trace(&mut self, binary: &Path, file: &Path) -> Result<()> {
+        let (megabytes_made, time, memory) = TRACE;
+        make(["gen-trace", megabytes_made], file)?;
+        let mut command = Command::new(binary);
+        command.arg("read").arg(file).args(["--format", "json", "--quiet"]);
+        let found = usage(&mut command, "read", 0)?;
+        let seconds = |time: Duration| format!("{:.2} s", time.as_secs_f64());
+        let _ = write!(
+            self.text,
+            "\n## Reading traces\n\n\
+             `vramledger read FILE --format json` on the file of `cargo xtask gen-trace {megabytes_made}`, once.\n\n\
+             | file | wall time | goal | processor time | peak resident memory | goal |\n|---:|---:|---:|---:|---:|---:|\n\
+             | {} | {} | {} | {} | {} | {} |\n",
+            megabytes(std::fs::metadata(file)?.len()),
+            seconds(found.wall),
+            seconds(time),
+            seconds(found.processor),
+            megabytes(found.memory),
+            megabytes(memory)
+        );
+        self.hold(found.wall <= time, || format!("reading a trace took {}", seconds(found.wall)));
+        self.hold(found.memory <= memory, || format!("reading a trace took {}", megabytes(found.memory)));
         Ok(())
     }
 
@@ -90,6 +115,14 @@ impl Page {
         self.hold(ours.memory <= size.memory, || missed(megabytes(ours.memory)));
         Ok(())
     }
+}
+
+/// Runs a command of this program that makes `file`, in a process of its own: what this one held would count as its
+/// children's.
+fn make(command: [&str; 2], file: &Path) -> Result<()> {
+    let made = Command::new(std::env::current_exe()?).args(command).arg("-o").arg(file).status();
+    ensure!(made.context("failed to start a generator")?.success(), "`{}` failed", command[0]);
+    Ok(())
 }
 
 /// The path of PyTorch's script; none where `python` has no torch.

@@ -1,8 +1,8 @@
 //! `vramledger read`.
 
 use anyhow::Result;
-use report::{PlanReport, ReadReport};
-use vramledger::ReadQuestion;
+use report::{PlanReport, ReadReport, SeriesReport};
+use vramledger::{Answer, Read, ReadQuestion};
 
 use crate::args::{Common, Format, ReadArgs};
 use crate::exit::Exit;
@@ -10,7 +10,7 @@ use crate::{failure, output};
 
 /// Answers `read`.
 pub fn run(args: &ReadArgs, common: &Common) -> Result<Exit> {
-    let (path, bytes) = args.file.contents()?;
+    let (path, source) = args.file.open()?;
     let question = ReadQuestion {
         by: args.by,
         depth: args.depth,
@@ -19,7 +19,25 @@ pub fn run(args: &ReadArgs, common: &Common) -> Result<Exit> {
         step: args.step,
         what_if: args.what_if.clone(),
     };
-    let mut read = vramledger::read(&path, bytes, &question)?;
+    match vramledger::read(&path, source, &question)? {
+        Answer::Ledger(read) => ledger(*read, args, common),
+        Answer::Series(series) => {
+            output::answer_with(&series, &SeriesReport { name: &args.file.name, series: &series }, common)?;
+            if !is_page(common) {
+                failure::warn(&series.warnings, common);
+            }
+            Ok(Exit::Yes)
+        }
+    }
+}
+
+/// Whether the answer is a page, which tells what its file does not as a part of the answer.
+fn is_page(common: &Common) -> bool {
+    matches!(common.format, Format::Text | Format::Markdown)
+}
+
+/// Answers with a ledger.
+fn ledger(mut read: Read, args: &ReadArgs, common: &Common) -> Result<Exit> {
     let mut common = common.clone();
     if let Some(path) = output::tape_path(&mut common) {
         output::write_file(&path, &read.tape_file()?)?;
@@ -37,9 +55,7 @@ pub fn run(args: &ReadArgs, common: &Common) -> Result<Exit> {
             output::answer_with(&ledger, &report, &common)?;
         }
     }
-    // A page tells what its file does not, as a part of the answer.
-    let told = ledger.reading.is_some() && matches!(common.format, Format::Text | Format::Markdown);
-    if !told {
+    if !(ledger.reading.is_some() && is_page(&common)) {
         failure::warn(&ledger.warnings, &common);
     }
     Ok(Exit::Yes)
