@@ -429,10 +429,10 @@ fn what_is_no_snapshot_is_one_sentence() {
         .with("text.pickle", "epoch 1: loss 2.3\n")
         .with("none.pickle", b"\x80\x04}\x94.");
     let sentence = |name: &str| folder.run(&format!("read {name}.pickle")).sentence().to_owned();
-    assert_eq!(sentence("empty"), "`empty.pickle`: the file is empty");
-    assert!(sentence("pointer").contains("git-lfs pointer"));
+    assert_eq!(sentence("empty"), "`empty.pickle` is empty, and no evidence of a run's memory");
+    assert!(sentence("pointer").contains("a pointer of Git LFS"));
     assert!(sentence("half").contains("the file is not complete"));
     assert!(sentence("zip").contains("a zip archive"));
-    assert!(sentence("text").contains("no pickle"));
+    assert!(sentence("text").contains("a text without figures of memory"));
     assert!(sentence("none").contains("no memory snapshot"));
 }
