@@ -17,6 +17,7 @@ mod rules;
 mod settings;
 mod simulate;
 mod stats;
+mod undo;
 
 pub use arena::AddressOrder;
 pub use blocks::State;
@@ -27,3 +28,4 @@ pub use placed::{PlacedAllocator, Places};
 pub use settings::{Settings, SettingsError, SettingsWarning};
 pub use simulate::{DeviceReport, Report, first_difference, memory_of, simulate};
 pub use stats::{PoolStat, Stat, Stats};
+pub use undo::requests_behind;

@@ -5,6 +5,7 @@
 
 mod instant;
 pub mod log;
+pub mod oom;
 pub mod pickle;
 pub mod recognise;
 pub mod recording;
@@ -19,6 +20,7 @@ mod warning;
 
 pub use instant::{Instant, Process, Source};
 pub use log::{LogError, StepLog};
+pub use oom::{looks_like_oom, read_oom};
 pub use recording::{Recording, RecordingError};
 pub use series::Series;
 pub use smi::Smi;
