@@ -124,7 +124,8 @@ pub enum Command {
 /// Arguments of `read`.
 #[derive(Args)]
 pub struct ReadArgs {
-    /// A memory snapshot or profiler trace of PyTorch, a memory timeline, a step log, a document that has a ledger, or -
+    /// A memory snapshot or profiler trace of PyTorch, a memory timeline, an out-of-memory message or the log that has it,
+    /// a step log, a document that has a ledger, or -
     #[arg(value_name = "[NAME=]FILE")]
     pub file: NamedFile,
     /// By what the objects at the peak are told apart
@@ -145,6 +146,22 @@ pub struct ReadArgs {
     /// Replay the requests under these settings too, as in PYTORCH_CUDA_ALLOC_CONF
     #[arg(long, value_name = "STRING")]
     pub what_if: Vec<String>,
+
+    /// The model of the run, as `plan` takes it: its objects name what was asked for
+    #[arg(long, value_name = "MODEL", help_heading = "Out of memory")]
+    pub model: Option<String>,
+    /// The settings of the run in a file, as of `plan`
+    #[arg(long, value_name = "FILE.toml", requires = "model", help_heading = "Out of memory")]
+    pub setup: Option<PathBuf>,
+    /// A ledger or tape of the run, in place of its model
+    #[arg(long, value_name = "FILE", conflicts_with = "model", help_heading = "Out of memory")]
+    pub ledger: Option<NamedFile>,
+    /// The number of its parameters, in place of its model: 7B, 6738415616
+    #[arg(long, value_name = "N", value_parser = value::parameters, conflicts_with_all = ["model", "ledger"], help_heading = "Out of memory")]
+    pub params: Option<u64>,
+    /// The ranks that the parameters may be divided among [default: 1]
+    #[arg(long, value_name = "N", value_parser = value::positive, requires = "params", help_heading = "Out of memory", allow_negative_numbers = true)]
+    pub world_size: Option<u64>,
 }
 
 /// Arguments of `simulate`.

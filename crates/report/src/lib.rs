@@ -6,6 +6,7 @@
 
 mod answers;
 mod compare;
+mod instants;
 mod page;
 mod plan;
 mod rank;
@@ -18,6 +19,7 @@ mod simulate;
 mod units;
 mod vary;
 
+pub use instants::InstantsReport;
 pub use page::{Block, Column, Page};
 pub use plan::PlanReport;
 pub use read::ReadReport;

@@ -79,6 +79,32 @@ pub(crate) fn difference(bytes: i64) -> String {
     format!("{} {}", unit.difference(bytes), unit.name())
 }
 
+/// `bytes` in the unit in which the allocators' own messages have them: GiB from one on.
+pub(crate) fn as_printed(bytes: u64) -> String {
+    let unit = if bytes < 1 << 30 { Unit::of_largest([bytes]) } else { Unit::GiB };
+    unit.size(bytes)
+}
+
+/// `text` with its amounts, `123 B`, in units as messages have them.
+pub(crate) fn spelled(text: &str) -> String {
+    let mut words: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        // The unit may have the end of its sentence with it.
+        let bytes =
+            word.strip_prefix('B').filter(|rest| rest.chars().all(|letter| letter.is_ascii_punctuation()));
+        let number = words.last().and_then(|number| number.parse::<i64>().ok());
+        match (bytes, number) {
+            (Some(end), Some(number)) => {
+                let sign = if number < 0 { "-" } else { "" };
+                words.pop();
+                words.push(format!("{sign}{}{end}", as_printed(number.unsigned_abs())));
+            }
+            _ => words.push(word.to_owned()),
+        }
+    }
+    words.join(" ")
+}
+
 /// A count as people say it: 124M, 1.5B, 8.03B, 405B (decimal).
 pub(crate) fn count(count: u64) -> String {
     let (number, suffix) = match count {
@@ -136,6 +162,13 @@ mod tests {
         assert_eq!(difference(3 << 20), "+3.00 MiB");
         assert_eq!(difference(0), "0 B");
         assert_eq!(difference(i64::MIN), "-8589934592.00 GiB");
+    }
+
+    #[test]
+    fn amounts_in_a_sentence_are_spelled() {
+        let text = "3371549327 B were asked for, 15 of 1277752771 B each; short by -7 B. A B.";
+        let expected = "3.14 GiB were asked for, 15 of 1.19 GiB each; short by -7 B. A B.";
+        assert_eq!(spelled(text), expected);
     }
 
     #[test]

@@ -77,7 +77,7 @@ impl Error {
             }
             Self::NoTape { tape: None, .. } => Some("`vramledger plan MODEL -o run.vlt` keeps one".into()),
             Self::NotEvidence { .. } | Self::Log { .. } => Some(
-                "memory snapshots, profiler traces, memory timelines, summaries, nvidia-smi's tables and step logs are read".into(),
+                "memory snapshots, out-of-memory messages, profiler traces, memory timelines, summaries, nvidia-smi's tables and step logs are read".into(),
             ),
             Self::CannotEmulate { hint, .. } => Some(hint.clone()),
             _ => None,

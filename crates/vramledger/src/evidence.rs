@@ -19,6 +19,9 @@ pub fn read_ledger(name: &str, bytes: &[u8]) -> Result<Ledger, Error> {
         return match read(name, bytes, &question)? {
             Answer::Ledger(read) => Ok(read.ledger),
             Answer::Series(_) => Err(Error::NoLedger { name: name.into(), what: "a step log" }),
+            Answer::Instants(_) => {
+                Err(Error::NoLedger { name: name.into(), what: "an out-of-memory message" })
+            }
         };
     }
     let document = Document::read(bytes).map_err(|problem| Error::Document { name: name.into(), problem })?;

@@ -3,6 +3,7 @@
 mod group;
 mod growth;
 mod logged;
+mod oom;
 mod recorded;
 mod remedy;
 mod settings;
@@ -26,6 +27,7 @@ pub use group::By;
 use self::recorded::Run;
 use self::shots::Shot;
 use crate::Error;
+use crate::Known;
 use crate::evidence::read_ledger;
 
 /// What `read` is asked.
@@ -43,6 +45,8 @@ pub struct ReadQuestion {
     pub step: Option<u32>,
     /// Settings strings to replay the requests under.
     pub what_if: Vec<String>,
+    /// What is known of the run that an out-of-memory message is of.
+    pub known: Option<Known>,
 }
 
 /// What `read` answers: what the evidence is, told in its document.
@@ -52,6 +56,8 @@ pub enum Answer {
     Ledger(Box<Read>),
     /// Of a step log, sums over time: a series.
     Series(wire::Series),
+    /// Of out-of-memory messages: one moment each.
+    Instants(wire::Instants),
 }
 
 /// A ledger that was read.
@@ -90,7 +96,7 @@ pub fn read(path: &str, source: impl io::Read, question: &ReadQuestion) -> Resul
                 Form::Pickle => ledger(snapshot(path, bytes, file_bytes, question)?),
                 Form::Timeline => timeline(path, &bytes, file_bytes, question),
                 Form::Records => records(path, &bytes, file_bytes),
-                Form::Text => text(path, &recognise::text(&bytes), file_bytes),
+                Form::Text => text(path, &recognise::text(&bytes), file_bytes, question),
                 _ => ledger(Read { ledger: read_ledger(path, &bytes)?, tape: None }),
             }
         }
@@ -151,9 +157,9 @@ fn records(path: &str, bytes: &[u8], file_bytes: u64) -> Result<Answer, Error> {
     Ok(Answer::Series(logged::step_log(&log, file_bytes)))
 }
 
-fn text(path: &str, text: &str, file_bytes: u64) -> Result<Answer, Error> {
+fn text(path: &str, text: &str, file_bytes: u64, question: &ReadQuestion) -> Result<Answer, Error> {
     let not = |what| Error::NotEvidence { name: path.into(), what };
-    match recognise::text_form(text, |_| false) {
+    match recognise::text_form(text, evidence::looks_like_oom) {
         TextForm::Other(what) => Err(not(what)),
         TextForm::Smi => match evidence::smi::smi(text) {
             Some(Smi { series, warnings, .. }) if !series.is_empty() => {
@@ -163,7 +169,10 @@ fn text(path: &str, text: &str, file_bytes: u64) -> Result<Answer, Error> {
             }
             _ => Err(not("a table of nvidia-smi")),
         },
-        TextForm::Summary | TextForm::OutOfMemory => Err(not("a message")),
+        TextForm::OutOfMemory => {
+            Ok(Answer::Instants(oom::instants(text.as_bytes(), question.known.as_ref())))
+        }
+        TextForm::Summary => Err(not("a message")),
         TextForm::Log => match StepLog::read(text) {
             Ok(log) => Ok(Answer::Series(logged::step_log(&log, file_bytes))),
             Err(LogError::NoRows) => Err(not("a text without figures of memory")),

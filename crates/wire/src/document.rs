@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::answers::{Budget, CheckpointBudget, CheckpointPlan, GpuCatalogue, ModelCatalogue, Tradeoff};
 use crate::states::{self, Field, StatesSchema};
 use crate::{
-    About, Comparison, Largest, Ledger, RankBudget, ReadError, Reconciliation, Series, Simulation,
+    About, Comparison, Instants, Largest, Ledger, RankBudget, ReadError, Reconciliation, Series, Simulation,
     Variations, read_tape, tape,
 };
 
@@ -68,7 +68,7 @@ impl Document {
             Comparison::FORMAT => Err(ReadError::OtherDocument { format, what: "a comparison" }),
             Reconciliation::FORMAT => Err(ReadError::OtherDocument { format, what: "a reconciliation" }),
             Simulation::FORMAT => Err(ReadError::OtherDocument { format, what: "a simulation" }),
-            "vramledger-instants/1" => Err(ReadError::OtherDocument { format, what: "a list of instants" }),
+            Instants::FORMAT => Err(ReadError::OtherDocument { format, what: "a list of instants" }),
             Series::FORMAT => Err(ReadError::OtherDocument { format, what: "a series" }),
             other => match other.strip_prefix("vramledger/") {
                 Some(_) => {
@@ -106,6 +106,7 @@ pub fn schemas() -> Vec<(&'static str, Schema)> {
         (Reconciliation::FORMAT, schema_for!(Reconciliation)),
         (Series::FORMAT, schema_for!(Series)),
         (Simulation::FORMAT, schema_for!(Simulation)),
+        (Instants::FORMAT, schema_for!(Instants)),
         (Variations::FORMAT, schema_for!(Variations)),
         (Largest::FORMAT, schema_for!(Largest)),
         (Budget::FORMAT, schema_for!(Budget)),

@@ -1,5 +1,7 @@
 //! `vramledger-instants/1`: what messages and tables say of devices, one moment each.
 
+use std::collections::BTreeMap;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -58,6 +60,8 @@ pub struct DeviceInstant {
     pub process_bytes: Option<u64>,
     /// What of it lies outside the allocator.
     pub outside_bytes: Option<u64>,
+    /// What the process holds beside the allocator, as MPS tells it.
+    pub beside_bytes: Option<u64>,
     /// Where this process is not named: the one of `other_processes` that it probably is.
     pub own_process_guess: Option<u64>,
     /// The processes that are named by their number, in the order of the message.
@@ -79,6 +83,10 @@ pub struct DeviceInstant {
     pub work: Option<String>,
     /// The phase of the training step that it is of.
     pub phase: Option<String>,
+    /// What a plan has in place when it makes the first object that the stack speaks for: bytes asked for; null without one.
+    pub predicted_bytes: Option<u64>,
+    /// By what it is for; they sum to `predicted_bytes`.
+    pub predicted_by_category: BTreeMap<Category, u64>,
     /// The objects that have a size which asks for this much, those that the stack speaks for first.
     pub candidates: Vec<SizedObject>,
     /// What is odd about it.

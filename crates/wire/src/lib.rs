@@ -6,6 +6,7 @@ mod compare;
 mod document;
 mod error;
 pub mod explanation;
+mod instants;
 mod rank;
 mod ranks;
 mod reading;
@@ -24,6 +25,7 @@ pub use books::{
 pub use compare::{Baseline, Candidate, Comparison, Difference};
 pub use document::{Document, schemas, to_json};
 pub use error::{ReadError, WriteError};
+pub use instants::{DeviceInstant, Instants, OtherProcess, ProgramNeeds, SizedObject, StackFrame};
 pub use rank::{RankBuffers, RankCollective, RankState, Ranks};
 pub use ranks::{RankBudget, RankBytes, RankModel, RankPart, RankRate};
 pub use reading::{

@@ -1,12 +1,13 @@
 //! `vramledger read`.
 
-use anyhow::Result;
-use report::{PlanReport, ReadReport, SeriesReport};
-use vramledger::{Answer, Read, ReadQuestion};
+use anyhow::{Result, bail};
+use report::{InstantsReport, PlanReport, ReadReport, SeriesReport};
+use vramledger::{Answer, Known, Read, ReadQuestion};
 
-use crate::args::{Common, Format, ReadArgs};
+use super::plan::{self, Refused};
+use crate::args::{Common, Format, PlanSettings, ReadArgs};
 use crate::exit::Exit;
-use crate::{failure, output};
+use crate::{failure, output, setup_file};
 
 /// Answers `read`.
 pub fn run(args: &ReadArgs, common: &Common) -> Result<Exit> {
@@ -18,8 +19,20 @@ pub fn run(args: &ReadArgs, common: &Common) -> Result<Exit> {
         device: args.device,
         step: args.step,
         what_if: args.what_if.clone(),
+        known: known(args)?,
     };
-    match vramledger::read(&path, source, &question)? {
+    let answer = vramledger::read(&path, source, &question)?;
+    if question.known.is_some() && !matches!(answer, Answer::Instants(_)) {
+        bail!(
+            "`--model`, `--ledger` and `--params` name what an out-of-memory message asked for, and `{path}` is none"
+        );
+    }
+    match answer {
+        Answer::Instants(instants) => {
+            let report = InstantsReport { name: &args.file.name, instants: &instants };
+            output::answer_with(&instants, &report, common)?;
+            Ok(Exit::Yes)
+        }
         Answer::Ledger(read) => ledger(*read, args, common),
         Answer::Series(series) => {
             output::answer_with(&series, &SeriesReport { name: &args.file.name, series: &series }, common)?;
@@ -29,6 +42,25 @@ pub fn run(args: &ReadArgs, common: &Common) -> Result<Exit> {
             Ok(Exit::Yes)
         }
     }
+}
+
+/// What is known of the run besides its evidence.
+fn known(args: &ReadArgs) -> Result<Option<Known>> {
+    if let Some(model) = &args.model {
+        let (settings, places) = match &args.setup {
+            Some(path) => setup_file::read(path, &PlanSettings::default())?,
+            None => Default::default(),
+        };
+        let model = vramledger::load_model(model)?;
+        let placed = |refused: Refused| setup_file::placed(refused.error, &refused.others, &places);
+        let question = plan::question(&model, &settings).map_err(placed)?;
+        return Ok(Some(Known::of_plan(question).map_err(|error| placed(error.into()))?));
+    }
+    if let Some(file) = &args.ledger {
+        let (path, bytes) = file.contents()?;
+        return Ok(Some(Known::of_file(&path, &bytes)?));
+    }
+    Ok(args.params.map(|parameters| Known::of_parameters(parameters, args.world_size.unwrap_or(1))))
 }
 
 /// Whether the answer is a page, which tells what its file does not as a part of the answer.
