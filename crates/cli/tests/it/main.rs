@@ -3,6 +3,7 @@
 
 mod emulate;
 mod frame;
+mod oom;
 mod pages;
 mod plan;
 mod published;

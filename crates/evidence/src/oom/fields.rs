@@ -30,7 +30,7 @@ const BYTES_OF: [(&str, u64); 12] = [
 macro_rules! field {
     ($name:ident, $before:literal, $after:literal) => {
         static $name: LazyLock<Regex> = LazyLock::new(|| {
-            Regex::new(&["(?i-u)", $before, SIZE, $after].concat())
+            Regex::new(&["(?i)", $before, SIZE, $after].concat())
                 .expect("the form of a field is a regular expression")
         });
     };
@@ -41,15 +41,15 @@ field!(TOTAL, "totalcapaci?tyof", "");
 field!(ALLOCATED_PAREN, "", "alreadyallocated");
 field!(ALLOCATED, "", "isallocatedbypytorch");
 field!(ACTIVE, "", "currentactive");
-field!(FREE_PAREN, r"[;(]", r"free\b");
+field!(FREE_PAREN, r"[;(]", r"free(?-u:\b)");
 field!(FREE, "ofwhich", "isfree");
 field!(CACHED, "", "cached");
 field!(RESERVED, "", "reservedintotal");
-field!(ALLOWED, "", r"allowed\b");
+field!(ALLOWED, "", r"allowed(?-u:\b)");
 field!(THIS_PROCESS, "thisprocesshas", "memoryinuse");
 field!(PRIVATE, "with", "allocatedinprivatepools");
 field!(UNALLOCATED, "", "isreservedbypytorchbutunallocated");
-field!(OTHER_PROCESS, r"process(\d{1,19})has", "memoryinuse");
+field!(OTHER_PROCESS, r"process([0-9]{1,19})has", "memoryinuse");
 field!(MPS_ALLOCATED, "mpsallocated:", "");
 field!(MPS_OTHER, "otherallocations:", "");
 field!(MPS_ALLOWED, "maxallowed:", "");
@@ -57,7 +57,7 @@ field!(TRIED, "triedtoallocate", "");
 field!(ASYNC_ALLOCATED, "currentlyallocated:", "");
 field!(ASYNC_REQUESTED, "requested:", "");
 field!(ASYNC_LIMIT, "devicelimit:", "");
-field!(ASYNC_FREE, r"free\(accordingto\w{1,8}\):", "");
+field!(ASYNC_FREE, r"free\(accordingto[0-9A-Za-z_]{1,8}\):", "");
 field!(ASYNC_ALLOWED, r"pytorchlimit\(setbyuser-suppliedmemoryfraction\):", "");
 field!(XLA_PARAMETERS, "parameterallocation:", "");
 field!(XLA_CONSTANTS, "constantallocation:", "");
@@ -68,17 +68,18 @@ field!(XLA_FRAGMENTATION, "totalfragmentation:", "");
 field!(TPU_ARGUMENTS, "arguments", "");
 
 static DEVICE: LazyLock<Regex> = LazyLock::new(|| {
-    Regex::new(r"(?i-u)(?:\((?:gpu|npu|xpu|mlu|musa|device|hpu)|\b(?:gpu|npu|xpu|mlu|musa|device|hpu)|\.(?:gpu|npu|xpu|mlu|musa))(\d{1,5})(?:;|has)")
+    Regex::new(r"(?i)(?:\((?:gpu|npu|xpu|mlu|musa|device|hpu)|(?-u:\b)(?:gpu|npu|xpu|mlu|musa|device|hpu)|\.(?:gpu|npu|xpu|mlu|musa))([0-9]{1,5})(?:;|has)")
         .expect("the form of a device is a regular expression")
 });
 static WARNED: LazyLock<Regex> = LazyLock::new(|| {
-    Regex::new(r"\(free:(\d{1,20}),total:(\d{1,20})\)").expect("the form of a field is a regular expression")
+    Regex::new(r"\(free:([0-9]{1,20}),total:([0-9]{1,20})\)")
+        .expect("the form of a field is a regular expression")
 });
 static BFC_STATISTIC: LazyLock<Regex> = LazyLock::new(|| {
-    Regex::new(r"(Limit|InUse):(\d{1,20})").expect("the form of a field is a regular expression")
+    Regex::new(r"(Limit|InUse):([0-9]{1,20})").expect("the form of a field is a regular expression")
 });
 static MLX_LIMIT: LazyLock<Regex> = LazyLock::new(|| {
-    Regex::new(r"maximumallowedbuffersizeof(\d{1,20})bytes")
+    Regex::new(r"maximumallowedbuffersizeof([0-9]{1,20})bytes")
         .expect("the form of a field is a regular expression")
 });
 

@@ -44,17 +44,17 @@ pub(super) struct Head {
 pub(super) static FORMS: LazyLock<Vec<(Form, Regex)>> = LazyLock::new(|| {
     let device = "(CUDA|HIP|XPU|NPU|MUSA|MLU|GCU|HPU|MTIA)";
     let forms = [
-        (Form::Caching, format!(r"{device}outofmemory\.?\w{{0,40}}?[tT]riedtoallocate{SIZE}")),
-        (Form::MallocAsync, r"Allocationondevice(\d{0,5})wouldexceedallowedmemory\.?(?:\(outofmemory\))?".into()),
+        (Form::Caching, format!(r"{device}outofmemory\.?[0-9A-Za-z_]{{0,40}}?[tT]riedtoallocate{SIZE}")),
+        (Form::MallocAsync, r"Allocationondevice([0-9]{0,5})wouldexceedallowedmemory\.?(?:\(outofmemory\))?".into()),
         (
             Form::WarningLine,
-            r"memoryallocationfailedwithOOMondevice(\d{1,5})whiletryingtoallocate(\d{1,20})bytes".into(),
+            r"memoryallocationfailedwithOOMondevice([0-9]{1,5})whiletryingtoallocate([0-9]{1,20})bytes".into(),
         ),
         (Form::Mps, "MPSbackendoutofmemory".into()),
         (Form::MpsBuffer, format!("Invalidbuffersize:{SIZE}")),
         (
             Form::Mlx,
-            r"(?:\[metal::malloc\]Attemptingtoallocate|\[malloc(?:_or_wait)?\]Unabletoallocate)(\d{1,20})bytes|\[METAL\]Commandbufferexecutionfailed:InsufficientMemory"
+            r"(?:\[metal::malloc\]Attemptingtoallocate|\[malloc(?:_or_wait)?\]Unabletoallocate)([0-9]{1,20})bytes|\[METAL\]Commandbufferexecutionfailed:InsufficientMemory"
                 .into(),
         ),
         (
@@ -63,26 +63,26 @@ pub(super) static FORMS: LazyLock<Vec<(Form, Regex)>> = LazyLock::new(|| {
         ),
         (
             Form::XlaUsed,
-            format!(r"Ranoutofmemoryinmemoryspace(\w{{1,20}}?)\b.{{0,40}}?Used{SIZE}of{SIZE}"),
+            format!(r"Ranoutofmemoryinmemoryspace([0-9A-Za-z_]{{1,20}}?)(?-u:\b)[!-~]{{0,40}}?Used{SIZE}of{SIZE}"),
         ),
-        (Form::Bfc, format!(r"Allocator\((\w{{1,40}})\)ranoutofmemorytryingtoallocate{SIZE}(?:\(roundedto(\d{{1,20}})\))?")),
+        (Form::Bfc, format!(r"Allocator\(([0-9A-Za-z_]{{1,40}})\)ranoutofmemorytryingtoallocate{SIZE}(?:\(roundedto([0-9]{{1,20}})\))?")),
         (
             Form::TensorFlowDriver,
-            r"failedtoallocate[\w.]{1,40}\((\d{1,20})bytes\)fromdevice:\S{0,40}?CUDA_ERROR_OUT_OF_MEMORY(?::outofmemory)?".into(),
+            r"failedtoallocate[0-9A-Za-z_.]{1,40}\(([0-9]{1,20})bytes\)fromdevice:[!-~]{0,40}?CUDA_ERROR_OUT_OF_MEMORY(?::outofmemory)?".into(),
         ),
         (
             Form::TensorFlow,
-            r"OOMwhenallocatingtensorwithshape\[([\d,]{0,200})\]andtype(\w{1,20}?)on(\S{0,120}?device:(?:GPU|CPU):\d{1,5})".into(),
+            r"OOMwhenallocatingtensorwithshape\[([0-9,]{0,200})\]andtype([0-9A-Za-z_]{1,20}?)on([!-~]{0,120}?device:(?:GPU|CPU):[0-9]{1,5})".into(),
         ),
-        (Form::Nccl, r"FailedtoCUDA(?:host)?(?:c|m)?alloc(?:async)?(\d{1,20})(?:bytes)?".into()),
-        (Form::NcclFailure, r"NCCLWARNCudafailure(?:\d{1,3})?'outofmemory'".into()),
+        (Form::Nccl, r"FailedtoCUDA(?:host)?(?:c|m)?alloc(?:async)?([0-9]{1,20})(?:bytes)?".into()),
+        (Form::NcclFailure, r"NCCLWARNCudafailure(?:[0-9]{1,3})?'outofmemory'".into()),
         (
             Form::Cpu,
             format!(r"(?:DefaultCPUAllocator:)?(?:notenough|can'tallocate)memory:youtriedtoallocate{SIZE}"),
         ),
         (
             Form::Masked,
-            r"(CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT|CUTENSOR|HIPBLAS|HIPFFT|MIOPEN)_(?:STATUS_|STATUS)?(?:ALLOC_FAILED|AllocFailed|ALLOCATION_FAILED)|NVML_SUCCESS==rINTERNALASSERTFAILED\S{0,80}?CUDACachingAllocator"
+            r"(CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT|CUTENSOR|HIPBLAS|HIPFFT|MIOPEN)_(?:STATUS_|STATUS)?(?:ALLOC_FAILED|AllocFailed|ALLOCATION_FAILED)|NVML_SUCCESS==rINTERNALASSERTFAILED[!-~]{0,80}?CUDACachingAllocator"
                 .into(),
         ),
         (
@@ -97,7 +97,7 @@ pub(super) static FORMS: LazyLock<Vec<(Form, Regex)>> = LazyLock::new(|| {
     forms.into_iter().map(build).collect()
 });
 
-/// What every message has somewhere, however a terminal broke it; in bytes, so that nothing is decoded for it.
+/// What every message has somewhere, also where a line is broken; in bytes, so that nothing is decoded for it.
 pub(super) static HINT: LazyLock<regex::bytes::Regex> = LazyLock::new(|| {
     let words = [
         "outofmemory",
@@ -124,13 +124,10 @@ pub(super) static HINT: LazyLock<regex::bytes::Regex> = LazyLock::new(|| {
     ];
     let loose = |word: &str| {
         let letters: Vec<String> = word.chars().map(|letter| regex::escape(&letter.to_string())).collect();
-        letters.join(r"(?:\s{0,8}|[ \r]{0,8}(?:\xe2[\x94\x95][\x80-\xbf]|\|)?[ \r]{0,2}\n[^\n]{0,48})")
+        letters.join(r"\s*")
     };
-    let any = words.map(loose).join("|");
     // The words are ours: they are a regular expression on every run or on none.
-    regex::bytes::RegexBuilder::new(&format!("(?-u:{any})"))
-        .size_limit(1 << 26)
-        .build()
+    regex::bytes::Regex::new(&format!("(?-u:{})", words.map(loose).join("|")))
         .expect("the words of messages are a regular expression")
 });
 

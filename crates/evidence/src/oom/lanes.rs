@@ -9,6 +9,8 @@ use super::forms::HINT;
 
 /// How much of a file is looked at on each side of what speaks of memory.
 const AROUND: usize = 1 << 16;
+/// A file that is looked at whole in any case.
+const SMALL: usize = 1 << 18;
 /// The most prefixes of one line.
 const MOST_PREFIXES: usize = 6;
 
@@ -65,6 +67,10 @@ pub(super) fn windows(bytes: &[u8]) -> Vec<(u64, &[u8])> {
             None => ranges.push((from, to)),
         }
     }
+    // Where launchers' prefixes stand within every word that tells, only reading all of it finds them.
+    if ranges.is_empty() && bytes.len() <= SMALL {
+        ranges.push((0, bytes.len()));
+    }
     let (mut line, mut counted) = (1, 0);
     let window = |(from, to): (usize, usize)| {
         // A window begins with a whole line, where one is near.
@@ -118,21 +124,21 @@ struct Who {
 /// Prefixes that say who wrote a line. What a group `rank` or `pid` holds is its number.
 static WHO: LazyLock<Vec<Regex>> = LazyLock::new(|| {
     regexes(&[
-        r"^\[(?i:rank|default|local_rank|worker|node|gpu|trainer)?[ _:=#-]?(?<rank>\d{1,6})\]:\s?",
-        r"^\[(?i:rank|default|local_rank|worker|node|gpu|trainer)[ _:=#-]?(?<rank>\d{1,6})\]:?\s?",
-        r"^\[\d{1,6},(?<rank>\d{1,6})\]<\w{1,8}>:\s?",
-        r"^\((?:[\w.:<>\[\]-]{1,80}(?:\([^)]{0,80}\))?\s)?pid=(?<pid>\d{1,10})(?:,\s?ip=[\w.:-]{1,60})?\)\s?",
-        r"^(?i:rank|worker|gpu|node|proc|trainer)[ _:#-]?(?<rank>\d{1,6})\s?[:|>]\s",
-        r"^(?<rank>\d{1,6}):\s",
-        r"^(?:localhost|[A-Za-z0-9][\w.-]{0,60}\d[\w.-]{0,60}?)\s?[:|]\s",
+        r"^\[(?i:rank|default|local_rank|worker|node|gpu|trainer)?[ _:=#-]?(?<rank>[0-9]{1,6})\]:\s?",
+        r"^\[(?i:rank|default|local_rank|worker|node|gpu|trainer)[ _:=#-]?(?<rank>[0-9]{1,6})\]:?\s?",
+        r"^\[[0-9]{1,6},(?<rank>[0-9]{1,6})\]<[0-9A-Za-z_]{1,8}>:\s?",
+        r"^\((?:[0-9A-Za-z_.:<>\[\]-]{1,80}(?:\([^)]{0,80}\))?\s)?pid=(?<pid>[0-9]{1,10})(?:,\s?ip=[0-9A-Za-z_.:-]{1,60})?\)\s?",
+        r"^(?i:rank|worker|gpu|node|proc|trainer)[ _:#-]?(?<rank>[0-9]{1,6})\s?[:|>]\s",
+        r"^(?<rank>[0-9]{1,6}):\s",
+        r"^(?:localhost|[A-Za-z0-9][0-9A-Za-z_.-]{0,60}[0-9][0-9A-Za-z_.-]{0,60}?)\s?[:|]\s",
     ])
 });
 
 /// Prefixes that say something else: the time, a level, the edge of a box, a quotation.
 static OTHER: LazyLock<Vec<Regex>> = LazyLock::new(|| {
     regexes(&[
-        r"^\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?:?\s?",
-        r"^\[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?\s",
+        r"^\[?[0-9]{4}[-/][0-9][0-9][-/][0-9][0-9][T ][0-9][0-9]:[0-9][0-9]:[0-9][0-9](?:[.,][0-9]{1,9})?(?:Z|[+-][0-9][0-9]:?[0-9][0-9])?\]?:?\s?",
+        r"^\[?[0-9][0-9]:[0-9][0-9]:[0-9][0-9](?:[.,][0-9]{1,9})?\]?\s",
         r"^(?:E\s{2,8}|stderr:\s|err:\s|[>|]\s?)",
         r"^[\u{2500}-\u{257f}]+\s?",
         "^\u{1b}\\[[0-9;]{0,20}[A-Za-z]",
@@ -141,7 +147,7 @@ static OTHER: LazyLock<Vec<Regex>> = LazyLock::new(|| {
 
 /// What begins anew and does not go on with the line before it.
 static BEGINS: LazyLock<Regex> = LazyLock::new(|| {
-    Regex::new(r#"^\s*(?:Traceback|File "|(?:\w+\.)*\w*(?:Error|Exception|Warning)\b)"#)
+    Regex::new(r#"^\s*(?:Traceback|File "|(?:[0-9A-Za-z_]+\.)*[0-9A-Za-z_]*(?:Error|Exception|Warning)\b)"#)
         .expect("the beginning of a line is a regular expression")
 });
 
@@ -152,7 +158,7 @@ fn regexes(texts: &[&str]) -> Vec<Regex> {
 /// `line` in parts, each of which begins with its own rank: two processes may have written one line.
 fn parts(line: &str) -> Vec<&str> {
     static WITHIN: LazyLock<Regex> = LazyLock::new(|| {
-        Regex::new(r"\[(?:rank|default)\d{1,6}\]:").expect("a rank is a regular expression")
+        Regex::new(r"\[(?:rank|default)[0-9]{1,6}\]:").expect("a rank is a regular expression")
     });
     let mut parts = Vec::new();
     let mut from = 0;

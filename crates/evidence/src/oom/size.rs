@@ -15,7 +15,7 @@ pub struct Printed {
 }
 
 /// What stands for a size in the forms: a number and its unit.
-pub(super) const SIZE: &str = r"(\d{1,30}(?:\.\d{1,9})?)(bytes?|[KMGTP](?:i?B)?|B)";
+pub(super) const SIZE: &str = r"([0-9]{1,30}(?:\.[0-9]{1,9})?)(bytes?|[KMGTP](?:i?B)?|B)";
 
 /// Above this a size is no amount but a number that went below zero, or the absence of a limit.
 const WRAPPED: f64 = 9_223_372_036_854_775_808.0;

@@ -21,19 +21,19 @@ pub struct Frame {
 const MOST_FRAMES: usize = 64;
 
 static PYTHON: LazyLock<Regex> = LazyLock::new(|| {
-    Regex::new(r#"^\s*File "([^"]{1,400})", line (\d{1,9})(?:, in (\S{1,200}))?"#)
+    Regex::new(r#"^\s*File "([^"]{1,400})", line ([0-9]{1,9})(?:, in (\S{1,200}))?"#)
         .expect("the form of a frame is a regular expression")
 });
 static BOXED: LazyLock<Regex> = LazyLock::new(|| {
-    Regex::new(r"^\s*(\S{1,400}\.py):(\d{1,9}) in (\S{1,200})")
+    Regex::new(r"^\s*(\S{1,400}\.py):([0-9]{1,9}) in (\S{1,200})")
         .expect("the form of a frame is a regular expression")
 });
 static NATIVE: LazyLock<Regex> = LazyLock::new(|| {
-    Regex::new(r"^\s*frame #\d{1,4}: (.{1,400}?) \+ 0x[0-9a-f]{1,16} \(0x[0-9a-f]{1,16} in (\S{1,400})\)")
+    Regex::new(r"^\s*frame #[0-9]{1,4}: (.{1,400}?) \+ 0x[0-9a-f]{1,16} \(0x[0-9a-f]{1,16} in (\S{1,400})\)")
         .expect("the form of a frame is a regular expression")
 });
 static MARKED: LazyLock<Regex> = LazyLock::new(|| {
-    Regex::new(r"^\s*\u{2771}\s*\d{1,9}\s+\S").expect("a marked line is a regular expression")
+    Regex::new(r"^\s*\u{2771}\s*[0-9]{1,9}\s+\S").expect("a marked line is a regular expression")
 });
 
 /// The stack among `lines` (row, text) of the message that begins in row `head`: the one before it, else the one

@@ -158,8 +158,10 @@ fn name(instant: &mut DeviceInstant, message: &Message, work: Option<Work>, know
     };
     found.sort_by_key(|object| (!speaks(object), object.category.is_none()));
     let decides = found.iter().any(|object| speaks(object));
-    if let Some(first) = found.first().filter(|first| decides || found.len() == 1 && first.event.is_some()) {
-        predict(instant, first, known);
+    let likely =
+        found.iter().take_while(|object| if decides { speaks(object) } else { found.len() == 1 }).count();
+    if let Some(place) = predict(instant, &found[..likely], known) {
+        found[..=place].rotate_right(1);
     }
     let mut sentences = Vec::new();
     match (found.len(), decides) {
@@ -181,6 +183,9 @@ fn name(instant: &mut DeviceInstant, message: &Message, work: Option<Work>, know
                 "{count} objects have a size that asks for this much; no stack decides among them."
             ));
         }
+    }
+    if let (false, Some(work)) = (found.is_empty(), work) {
+        sentences.push(format!("At work, by the stack: {}.", work.what));
     }
     let whole = multiples.iter().filter(fits).any(|object| !object.name.contains("share"));
     if let (true, Some(parameters)) = (whole, known.parameters)
@@ -206,17 +211,31 @@ fn name(instant: &mut DeviceInstant, message: &Message, work: Option<Work>, know
     sentences
 }
 
-/// What the plan has in place when it makes `object`.
-fn predict(instant: &mut DeviceInstant, object: &KnownObject, known: &Known) {
-    let (Some(tape), Some(event)) = (&known.tape, object.event) else { return };
-    let Some(before) = event.checked_sub(1) else { return };
-    let mut by_category: BTreeMap<wire::Category, u64> = BTreeMap::new();
-    for holder in ledger::holders(tape, before, DeviceId(0)) {
-        *by_category.entry(wire::Category(holder.category)).or_default() += holder.bytes.get();
+/// The most objects that are looked at for what is in place before them.
+const MOST_PREDICTED: usize = 32;
+
+/// What the plan has in place when it makes one of `objects`: the one before which it holds what is nearest to
+/// what the message says. Answers with its place.
+fn predict(instant: &mut DeviceInstant, objects: &[&KnownObject], known: &Known) -> Option<usize> {
+    let tape = known.tape.as_ref()?;
+    let mut best: Option<(u64, usize, BTreeMap<wire::Category, u64>)> = None;
+    for (place, object) in objects.iter().enumerate().take(MOST_PREDICTED) {
+        let Some(before) = object.event.and_then(|event| event.checked_sub(1)) else { continue };
+        let mut held: BTreeMap<wire::Category, u64> = BTreeMap::new();
+        for holder in ledger::holders(tape, before, DeviceId(0)) {
+            *held.entry(wire::Category(holder.category)).or_default() += holder.bytes.get();
+        }
+        let total: u64 = held.values().sum();
+        let off = instant.allocated_bytes.map_or(place as u64, |allocated| allocated.abs_diff(total));
+        if best.as_ref().is_none_or(|best| off < best.0) {
+            best = Some((off, place, held));
+        }
     }
-    instant.predicted_bytes = Some(by_category.values().sum());
-    instant.predicted_by_category = by_category;
+    let (_, place, held) = best?;
+    instant.predicted_bytes = Some(held.values().sum());
+    instant.predicted_by_category = held;
     if instant.phase.is_none() {
-        instant.phase.clone_from(&object.phase);
+        instant.phase.clone_from(&objects[place].phase);
     }
+    Some(place)
 }
