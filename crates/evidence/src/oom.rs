@@ -189,19 +189,8 @@ fn of_lane(lane: &Lane<'_>, pids: &[u64]) -> Vec<Message> {
         message.stack = stack::of(lines, lane.row_at(head.start));
         messages.push(message);
     }
-    // A line that only says that memory ran out, beside the message that says how, is no second failure.
-    let told: Vec<u64> =
-        messages.iter().filter(|told| told.family != Family::Bare).map(|told| told.line).collect();
-    messages.retain(|message| {
-        message.family != Family::Bare
-            || message.requested.is_some()
-            || !told.iter().any(|line| line.abs_diff(message.line) <= NEAR)
-    });
     messages
 }
-
-/// How many lines apart two messages of one failure may be.
-const NEAR: u64 = 3;
 
 impl Form {
     /// The family of a message that has this form and no figures of its own.

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use ledger::{Category, DeviceKind, Event, Tape};
+use models::OptimizerImpl;
 use wire::Document;
 
 use crate::evidence::read_ledger;
-use crate::{Error, PlanQuestion, plan};
+use crate::{Error, PlanQuestion};
 
 /// What is known of the run that a message is of.
 #[derive(Clone, Debug, Default)]
@@ -15,6 +16,14 @@ pub struct Known {
     pub parameters: Option<u64>,
     /// The ranks that hold the model.
     pub ranks: u64,
+    run: Run,
+    /// The same run with the optimizer parameter by parameter, where nothing says how it steps.
+    one_by_one: Option<Run>,
+}
+
+/// The objects of a run.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Run {
     pub(crate) objects: Vec<KnownObject>,
     pub(crate) tape: Option<Tape>,
 }
@@ -45,9 +54,24 @@ impl Known {
     /// Where the question cannot be answered.
     pub fn of_plan(question: PlanQuestion<'_>) -> Result<Self, Error> {
         let ranks = u64::from(question.setup.world_size);
-        let plan = plan(question)?;
+        let one_by_one = question.setup.optimizer_impl.is_none().then(|| {
+            let mut question = question.clone();
+            question.setup.optimizer_impl = Some(OptimizerImpl::ForLoop);
+            question
+        });
+        let plan = crate::plan(question)?;
         let parameters = plan.ledger.parameters.map(|parameters| parameters.total);
-        Ok(Self { parameters, ranks, objects: of_tape(&plan.tape), tape: Some(plan.tape) })
+        // Not every optimizer has that form.
+        let one_by_one =
+            one_by_one.filter(|question| question.model.model.contradiction(&question.setup).is_none());
+        let one_by_one = one_by_one.and_then(|question| crate::plan(question).ok());
+        let one_by_one = one_by_one.map(|plan| Run::of_tape(plan.tape));
+        Ok(Self { parameters, ranks, run: Run::of_tape(plan.tape), one_by_one })
+    }
+
+    /// The run, as far as known with the optimizer parameter by parameter where `one_by_one` is so.
+    pub(crate) fn run(&self, one_by_one: bool) -> &Run {
+        self.one_by_one.as_ref().filter(|_| one_by_one).unwrap_or(&self.run)
     }
 
     /// What the tape or ledger in `bytes` tells; `name` is what to call it where it is none.
@@ -59,7 +83,7 @@ impl Known {
             let (about, tape) = *read;
             let parameters = about.parameters.map(|parameters| parameters.total);
             let ranks = about.batch.map_or(1, |batch| batch.world_size);
-            return Ok(Self { parameters, ranks, objects: of_tape(&tape), tape: Some(tape) });
+            return Ok(Self { parameters, ranks, run: Run::of_tape(tape), one_by_one: None });
         }
         let ledger = read_ledger(name, bytes)?;
         let peaks = [&ledger.peaks.requested, &ledger.peaks.allocated, &ledger.peaks.reserved];
@@ -84,8 +108,8 @@ impl Known {
         Ok(Self {
             parameters: ledger.parameters.map(|parameters| parameters.total),
             ranks: ledger.batch.map_or(1, |batch| batch.world_size),
-            objects: objects.into_values().collect(),
-            tape: None,
+            run: Run { objects: objects.into_values().collect(), tape: None },
+            one_by_one: None,
         })
     }
 
@@ -113,6 +137,12 @@ impl Known {
         };
         let each = shares.iter().flat_map(|ranks| ELEMENTS.map(|each| (*ranks, each)));
         each.filter_map(|(ranks, each)| sized(ranks, each)).collect()
+    }
+}
+
+impl Run {
+    fn of_tape(tape: Tape) -> Self {
+        Self { objects: of_tape(&tape), tape: Some(tape) }
     }
 }
 

@@ -73,8 +73,7 @@ fn the_document_has_what_is_known_of_each_sample() {
 
 #[test]
 fn a_request_in_the_optimizer_is_named_and_what_is_in_place_predicted() {
-    let setup =
-        "parallel = \"zero2\"\nworld-size = 8\ndtype = \"fp16\"\nseq = 512\noptimizer-impl = \"for-loop\"\n";
+    let setup = "parallel = \"zero2\"\nworld-size = 8\ndtype = \"fp16\"\nseq = 512\n";
     let frames = [
         ("deepspeed/runtime/zero/stage_1_and_2.py", "_optimizer_step", "self.optimizer.step()"),
         (

@@ -12,7 +12,7 @@ use wire::{DeviceInstant, Instants, OtherProcess, ProgramNeeds, SizedObject, Sta
 
 use self::verdict::judge;
 use self::work::Work;
-use crate::known::{Known, KnownObject};
+use crate::known::{Known, KnownObject, Run};
 
 /// The most objects that are listed for one message.
 const MOST_OBJECTS: usize = 200;
@@ -152,7 +152,8 @@ fn name(instant: &mut DeviceInstant, message: &Message, work: Option<Work>, know
     let sizes = sizes(message);
     let fits = |object: &&KnownObject| sizes.iter().any(|range| range.contains(&object.bytes));
     let multiples = known.multiples();
-    let mut found: Vec<&KnownObject> = known.objects.iter().chain(&multiples).filter(fits).collect();
+    let run = known.run(message.stack.iter().any(|frame| frame.function.starts_with("_single_tensor_")));
+    let mut found: Vec<&KnownObject> = run.objects.iter().chain(&multiples).filter(fits).collect();
     let speaks = |object: &KnownObject| {
         work.is_some_and(|work| work.makes(&object.name, object.category, object.phase.as_deref()))
     };
@@ -160,7 +161,7 @@ fn name(instant: &mut DeviceInstant, message: &Message, work: Option<Work>, know
     let decides = found.iter().any(|object| speaks(object));
     let likely =
         found.iter().take_while(|object| if decides { speaks(object) } else { found.len() == 1 }).count();
-    if let Some(place) = predict(instant, &found[..likely], known) {
+    if let Some(place) = predict(instant, &found[..likely], run) {
         found[..=place].rotate_right(1);
     }
     let mut sentences = Vec::new();
@@ -216,8 +217,8 @@ const MOST_PREDICTED: usize = 32;
 
 /// What the plan has in place when it makes one of `objects`: the one before which it holds what is nearest to
 /// what the message says. Answers with its place.
-fn predict(instant: &mut DeviceInstant, objects: &[&KnownObject], known: &Known) -> Option<usize> {
-    let tape = known.tape.as_ref()?;
+fn predict(instant: &mut DeviceInstant, objects: &[&KnownObject], run: &Run) -> Option<usize> {
+    let tape = run.tape.as_ref()?;
     let mut best: Option<(u64, usize, BTreeMap<wire::Category, u64>)> = None;
     for (place, object) in objects.iter().enumerate().take(MOST_PREDICTED) {
         let Some(before) = object.event.and_then(|event| event.checked_sub(1)) else { continue };

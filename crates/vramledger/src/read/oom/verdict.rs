@@ -129,7 +129,7 @@ fn arithmetic(instant: &mut DeviceInstant, message: &Message) -> (&'static str, 
         (
             "fragmentation",
             format!(
-                "{asked} B were asked for and {there} B were free, but {cache}: the room is there, in pieces. A setting that joins them (expandable_segments:True) can help; a snapshot tells which blocks keep them apart."
+                "{asked} B were asked for and {there} B were free, but {cache}: the room is there, in pieces. A setting that joins them (expandable_segments:True, from PyTorch 2.1 on) can help; a snapshot tells which blocks keep them apart."
             ),
         )
     }
