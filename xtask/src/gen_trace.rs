@@ -43,6 +43,8 @@ pub struct Planted {
 const LAYERS: u64 = 32;
 /// What each step keeps.
 const LEAK: u64 = 1 << 20;
+/// When the trace begins.
+const BASE: u64 = 5_166_372_142_000_000;
 /// What is there before the first step.
 const BEFORE: u64 = 3 << 30;
 
@@ -139,7 +141,8 @@ impl<W: Write> Trace<W> {
     fn span(&mut self, category: &str, name: &str, begun: u64, arguments: &str) -> std::io::Result<()> {
         self.time += 50;
         self.index += 1;
-        let (ts, dur, index) = (micros(begun), micros(self.time - begun), self.index);
+        let (ts, index, lasts) = (micros(BASE + begun), self.index, self.time - begun);
+        let dur = micros(lasts);
         let thread = if category == "kernel" { 7 } else { 4242 };
         write!(
             self.out,
@@ -157,7 +160,7 @@ impl<W: Write> Trace<W> {
         self.peak = self.peak.max(self.allocated);
         // Segments come in two mebibytes and stay.
         let reserved = self.peak.next_multiple_of(2 << 20);
-        let (ts, index, allocated) = (micros(self.time), self.index, self.allocated);
+        let (ts, index, allocated) = (micros(BASE + self.time), self.index, self.allocated);
         write!(
             self.out,
             "  {{\n    \"ph\": \"i\",\n    \"cat\": \"cpu_instant_event\",\n    \"s\": \"t\",\n    \"name\": \"[memory]\",\n    \
@@ -177,7 +180,7 @@ const KERNEL: &str = " \"queued\": 0, \"device\": 0, \"context\": 1, \"stream\":
 
 /// Nanoseconds, as the profiler writes them.
 fn micros(nanoseconds: u64) -> String {
-    format!("{}.{:03}", 5_166_372_142_000 + nanoseconds / 1000, nanoseconds % 1000)
+    format!("{}.{:03}", nanoseconds / 1000, nanoseconds % 1000)
 }
 
 #[cfg(test)]
@@ -189,7 +192,7 @@ mod tests {
     #[test]
     fn the_planted_leak_and_the_peak_are_found() {
         let mut text = Vec::new();
-        let planted = write(800_000, &mut text).unwrap();
+        let planted = write(2_000_000, &mut text).unwrap();
         assert!(planted.steps > 2);
         let trace = evidence::Trace::read(text.as_slice(), None).unwrap();
         let books = ledger::replay(&trace.tape, None);

@@ -4,6 +4,7 @@
 mod emulate;
 mod frame;
 mod oom;
+mod other_evidence;
 mod pages;
 mod plan;
 mod published;

@@ -1,0 +1,79 @@
+//! `read`: traces, timelines and logs, and files that are no evidence.
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use std::io::Write as _;
+
+use crate::run::Folder;
+
+const TRACE: &str = include_str!("../../../../fuzz/seeds/trace/steps.json");
+
+#[test]
+fn a_trace_packed_or_not_is_a_ledger() {
+    let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
+    packed.write_all(TRACE.as_bytes()).unwrap();
+    let folder = Folder::new().with("t.json", TRACE).with("t.json.gz", packed.finish().unwrap());
+    let plain = folder.run("read t.json --format json").json();
+    assert_eq!(plain["peaks"]["allocated"]["bytes"], 1536);
+    assert_eq!(plain["reading"]["file"]["form"], "profiler_trace");
+    assert_eq!(plain["reading"]["instant"]["by"], "operator");
+    let packed = folder.run("read t.json.gz --format json").json();
+    assert_eq!(packed["peaks"], plain["peaks"]);
+    let page = folder.run("read t.json").stdout;
+    assert!(page.starts_with("t peaks at <0.01 MiB allocated in step 1, backward"), "{page}");
+    assert!(page.contains("`ProfilerStep#0` is step 1 here"), "{page}");
+    assert_eq!(folder.run_with("read -", TRACE.as_bytes()).exit, Some(0));
+    assert_eq!(folder.run("read t.json -o t.vlt").exit, Some(0));
+    assert_eq!(folder.run("read t.vlt --format json").json()["peaks"], plain["peaks"]);
+    assert_eq!(folder.run("read t.json --at 999").exit, Some(2));
+    assert_eq!(folder.run("read t.json --what-if expandable_segments:True").exit, Some(2));
+}
+
+#[test]
+fn the_page_of_a_step_log() {
+    let log = "step,allocated_mib,reserved_mib,loss\n0,66,220,1.5\n20,106,2980,\n";
+    let folder = Folder::new().with("log.csv", log);
+    insta::assert_snapshot!(folder.run("read log.csv").all(), @r"
+    exit 0
+    --- stdout
+    log: allocated from 66.00 MiB to 106.00 MiB, reserved from 220.00 MiB to 2980.00 MiB
+    a step log, 63 B; 2 points from 0 to 20; `allocated_mib` is allocated; `reserved_mib` is reserved
+
+    Figures, MiB
+    figure      first     last   least     most  at step  points
+    allocated   66.00   106.00   66.00   106.00       20       2
+    reserved   220.00  2980.00  220.00  2980.00       20       2
+
+    Points, MiB
+    step  allocated  reserved
+       0      66.00    220.00
+      20     106.00   2980.00
+
+    How to read this
+      - a log has what was there at the moments that it tells of, and nothing of what was between them
+    ");
+    let json = folder.run("read log.csv --format json").json();
+    assert_eq!(json["series"][0]["points"][1]["reserved_bytes"], 2980_u64 << 20);
+    assert_eq!(json["series"][0]["extras"][0]["values"][1], serde_json::Value::Null);
+    let sheet = folder.run("read log.csv --format csv").stdout;
+    assert_eq!(sheet.lines().nth(1), Some(",0,69206016,230686720,,,,"));
+}
+
+#[test]
+fn what_is_no_evidence_is_named() {
+    for (name, bytes, what) in [
+        ("a.png", &b"\x89PNG\r\n\x1a\n"[..], "is a PNG image"),
+        ("a.pt", b"PK\x03\x04\0\0archive/data.pkl", "is a torch.save zip archive"),
+        ("a.safetensors", b"\x10\0\0\0\0\0\0\0{\"w\": {}}      ", "is a safetensors checkpoint"),
+        ("a.html", b"<!DOCTYPE html><html>", "is an HTML page"),
+        ("a.log", b"starting\nepoch one\n", "is a text without figures of memory"),
+        ("a.csv", b"step,loss\n1,2\n", "is a text without figures of memory"),
+        ("a.json", b"{\"traceEvents\": []}", "not one `[memory]` instant"),
+        ("empty", b"", "is empty"),
+    ] {
+        let answer = Folder::new().with(name, bytes).run(&format!("read {name}"));
+        assert_eq!(answer.exit, Some(2), "{name}");
+        assert!(answer.stderr.contains(what), "{name}: {}", answer.stderr);
+        assert_eq!(answer.stdout, "", "{name}");
+    }
+}
