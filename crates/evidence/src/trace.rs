@@ -219,6 +219,9 @@ impl Trace {
 impl Kept {
     /// Keeps what counts of the event in `text`.
     fn take(&mut self, text: &[u8], thread: &mut String) -> Result<(), TraceError> {
+        if is_passed_over(text) {
+            return Ok(());
+        }
         let Ok(entry) = serde_json::from_slice::<Entry<'_>>(text) else {
             self.damaged += 1;
             return Ok(());
@@ -278,6 +281,23 @@ impl Kept {
         }
         Ok(())
     }
+}
+
+/// Categories of events that say nothing of memory.
+const PASSED_OVER: [&[u8]; 5] = [b"python_function", b"kernel", b"cuda_runtime", b"cuda_driver", b"ac2g"];
+/// How far into an event its category is looked for.
+const CATEGORY_WITHIN: usize = 160;
+
+/// Whether an event is of a category that is passed over, as far as its first bytes tell: most of a trace is.
+fn is_passed_over(text: &[u8]) -> bool {
+    let head = &text[..text.len().min(CATEGORY_WITHIN)];
+    let Some(at) = head.windows(5).position(|key| key == b"\"cat\"") else { return false };
+    let value = head[at + 5..].trim_ascii_start();
+    let Some(value) = value.strip_prefix(b":").map(<[u8]>::trim_ascii_start) else { return false };
+    let Some(value) = value.strip_prefix(b"\"") else { return false };
+    PASSED_OVER
+        .iter()
+        .any(|category| value.strip_prefix(*category).is_some_and(|rest| rest.starts_with(b"\"")))
 }
 
 /// The handle of `text` in `table`.

@@ -2,6 +2,7 @@
 
 use wire::{DeviceInstant, Instants, SizedObject};
 
+use crate::account::account;
 use crate::units::{Unit, as_printed as size, spelled, thousands};
 use crate::{Block, Column, Page, Report, Sheet};
 
@@ -27,15 +28,19 @@ impl Report for InstantsReport<'_> {
     fn page(&self) -> Page {
         let instants = &self.instants.instants;
         let mut blocks = Vec::new();
-        if instants.len() > 1 {
+        let failures: Vec<&DeviceInstant> = instants.iter().filter(|instant| is_failure(instant)).collect();
+        if failures.len() > 1 {
             blocks.push(Block::Verdict {
                 good: None,
-                text: format!("{} has {} messages", self.name, instants.len()),
+                text: format!("{} has {} messages", self.name, failures.len()),
             });
-            blocks.push(summary(instants));
+            blocks.push(summary(&failures));
         }
         for instant in instants.iter().take(MOST_MESSAGES) {
-            blocks.extend(message(self.name, instant));
+            blocks.extend(match is_failure(instant) {
+                true => message(self.name, instant),
+                false => account(self.name, instant),
+            });
         }
         if let Some(rest @ 1..) = instants.len().checked_sub(MOST_MESSAGES) {
             blocks
@@ -67,6 +72,10 @@ impl Report for InstantsReport<'_> {
                 number(instant.other_processes_bytes),
                 signed(instant.short_bytes),
                 instant.verdict.clone().unwrap_or_default(),
+                instant.source.clone(),
+                number(instant.used_bytes),
+                number(instant.peak_allocated_bytes),
+                number(instant.peak_reserved_bytes),
             ]
         };
         Sheet {
@@ -87,14 +96,23 @@ impl Report for InstantsReport<'_> {
                 "other_processes_bytes",
                 "short_bytes",
                 "verdict",
+                "source",
+                "used_bytes",
+                "peak_allocated_bytes",
+                "peak_reserved_bytes",
             ],
             rows: self.instants.instants.iter().map(row).collect(),
         }
     }
 }
 
+/// Whether a request found no room there.
+fn is_failure(instant: &DeviceInstant) -> bool {
+    instant.source == "oom"
+}
+
 /// A row for each message.
-fn summary(instants: &[DeviceInstant]) -> Block {
+fn summary(instants: &[&DeviceInstant]) -> Block {
     let known = |bytes: Option<u64>| bytes.map_or_else(String::new, size);
     let row = |instant: &DeviceInstant| {
         vec![
@@ -118,7 +136,7 @@ fn summary(instants: &[DeviceInstant]) -> Block {
             Column::numbers("in no block"),
             Column::words("why"),
         ],
-        rows: instants.iter().map(row).collect(),
+        rows: instants.iter().map(|instant| row(instant)).collect(),
     }
 }
 

@@ -4,6 +4,7 @@
 //! of exact bytes: what a program reads). Nothing is computed here: a figure that is not in the
 //! document is not in the report, and only units and spelling change.
 
+mod account;
 mod answers;
 mod compare;
 mod instants;

@@ -20,7 +20,7 @@ pub fn read_ledger(name: &str, bytes: &[u8]) -> Result<Ledger, Error> {
             Answer::Ledger(read) => Ok(read.ledger),
             Answer::Series(_) => Err(Error::NoLedger { name: name.into(), what: "a step log" }),
             Answer::Instants(_) => {
-                Err(Error::NoLedger { name: name.into(), what: "an out-of-memory message" })
+                Err(Error::NoLedger { name: name.into(), what: "a message or an account" })
             }
         };
     }

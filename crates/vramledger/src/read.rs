@@ -1,5 +1,6 @@
 //! What a recording of a run says: peaks, owners, steps, growth, stranding, failures.
 
+mod account;
 mod group;
 mod growth;
 mod logged;
@@ -56,7 +57,7 @@ pub enum Answer {
     Ledger(Box<Read>),
     /// Of a step log, sums over time: a series.
     Series(wire::Series),
-    /// Of out-of-memory messages: one moment each.
+    /// Of out-of-memory messages, accounts of the allocator, cards: one moment each.
     Instants(wire::Instants),
 }
 
@@ -157,6 +158,11 @@ fn records(path: &str, bytes: &[u8], file_bytes: u64) -> Result<Answer, Error> {
     Ok(Answer::Series(logged::step_log(&log, file_bytes)))
 }
 
+fn instants(found: &[evidence::Instant]) -> wire::Instants {
+    let instants = found.iter().map(account::account).collect();
+    wire::Instants { format: wire::Instants::FORMAT.into(), instants }
+}
+
 fn text(path: &str, text: &str, file_bytes: u64, question: &ReadQuestion) -> Result<Answer, Error> {
     let not = |what| Error::NotEvidence { name: path.into(), what };
     match recognise::text_form(text, evidence::looks_like_oom) {
@@ -167,12 +173,16 @@ fn text(path: &str, text: &str, file_bytes: u64, question: &ReadQuestion) -> Res
                     ["what a card has in use is of all its processes, and of more than their allocators"];
                 Ok(Answer::Series(logged::series("smi", file_bytes, &series, &warnings, &limits)))
             }
-            _ => Err(not("a table of nvidia-smi")),
+            Some(Smi { instants: found, .. }) => Ok(Answer::Instants(instants(&found))),
+            None => Err(not("a text without figures of memory")),
         },
         TextForm::OutOfMemory => {
-            Ok(Answer::Instants(oom::instants(text.as_bytes(), question.known.as_ref())))
+            // A program that has failed may print what its allocator says besides.
+            let mut read = oom::instants(text.as_bytes(), question.known.as_ref());
+            read.instants.extend(instants(&evidence::summary::summaries(text)).instants);
+            Ok(Answer::Instants(read))
         }
-        TextForm::Summary => Err(not("a message")),
+        TextForm::Summary => Ok(Answer::Instants(instants(&evidence::summary::summaries(text)))),
         TextForm::Log => match StepLog::read(text) {
             Ok(log) => Ok(Answer::Series(logged::step_log(&log, file_bytes))),
             Err(LogError::NoRows) => Err(not("a text without figures of memory")),

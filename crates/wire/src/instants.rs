@@ -20,7 +20,7 @@ pub struct Instants {
 /// What is known of one device at one moment. A field that is not told is null.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct DeviceInstant {
-    /// Who says it: `oom`, `summary`, `smi`.
+    /// Who says it: `oom`, `summary`, `stats`, `smi`.
     pub source: String,
     /// The library behind the device: `cuda`, `hip`, `xpu`, `mps`, `npu`, `jax`, or the one that failed.
     pub backend: Option<String>,
@@ -34,6 +34,8 @@ pub struct DeviceInstant {
     pub speaker: Option<String>,
     /// The device.
     pub device: Option<u32>,
+    /// Its name.
+    pub device_name: Option<String>,
     /// What was asked of the device: "Tried to allocate". The byte nearest to what is printed.
     pub requested_bytes: Option<u64>,
     /// The least and the most that is printed so.
@@ -44,6 +46,10 @@ pub struct DeviceInstant {
     pub capacity_bytes: Option<u64>,
     /// What of it is free; below zero where it is counted so.
     pub free_bytes: Option<i64>,
+    /// What the card has in use, all processes together.
+    pub used_bytes: Option<u64>,
+    /// Bytes that the program asked for and holds.
+    pub held_bytes: Option<u64>,
     /// Bytes of the allocator's blocks.
     pub allocated_bytes: Option<u64>,
     /// Blocks in use, and those that await their free.
@@ -52,6 +58,18 @@ pub struct DeviceInstant {
     pub reserved_bytes: Option<u64>,
     /// Reserved less allocated.
     pub unallocated_bytes: Option<u64>,
+    /// The most that was allocated so far.
+    pub peak_allocated_bytes: Option<u64>,
+    /// The most that was reserved so far.
+    pub peak_reserved_bytes: Option<u64>,
+    /// What of the unallocated bytes is in segments that are in use, which cannot be given back.
+    pub inactive_split_bytes: Option<u64>,
+    /// Requests that found no room so far.
+    pub out_of_memory_count: Option<u64>,
+    /// How often the cache was given back to serve a request so far.
+    pub retries: Option<u64>,
+    /// The coarsest unit of the figures, which are rounded down to it; null where they are to the byte.
+    pub unit_bytes: Option<u64>,
     /// What of the allocated bytes is in private pools.
     pub private_pool_bytes: Option<u64>,
     /// What the process may use, where that is less than the device.
@@ -98,6 +116,8 @@ pub struct DeviceInstant {
 pub struct OtherProcess {
     /// Its number.
     pub pid: u64,
+    /// Its name.
+    pub name: Option<String>,
     /// What it holds.
     pub bytes: Option<u64>,
     /// What it is: `own` (probably this process), `rank` (of the same job), or `other`.

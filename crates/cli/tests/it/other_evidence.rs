@@ -77,3 +77,35 @@ fn what_is_no_evidence_is_named() {
         assert_eq!(answer.stdout, "", "{name}");
     }
 }
+
+#[test]
+fn accounts_and_cards_are_instants() {
+    let summary = include_str!("../../../../fuzz/seeds/text/summary.txt");
+    let smi = include_str!("../../../../fuzz/seeds/text/smi.csv");
+    let apps = include_str!("../../../../fuzz/seeds/text/apps.csv");
+    let wide: Vec<u8> =
+        [0xff, 0xfe].into_iter().chain(smi.encode_utf16().flat_map(u16::to_le_bytes)).collect();
+    let failed =
+        format!("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n{summary}");
+    let folder = Folder::new()
+        .with("s.txt", summary)
+        .with("smi.csv", smi)
+        .with("wide.csv", wide)
+        .with("apps.csv", apps)
+        .with("failed.log", failed);
+    let json = |name: &str| folder.run(&format!("read {name} --format json")).json();
+    let at = json("s.txt")["instants"][0].clone();
+    assert_eq!((at["source"].as_str(), at["allocated_bytes"].as_u64()), (Some("summary"), Some(122_368)));
+    assert_eq!(at["unit_bytes"], 1024);
+    assert_eq!(at["used_bytes"], serde_json::Value::Null);
+    for name in ["smi.csv", "wide.csv"] {
+        let at = json(name)["instants"][0].clone();
+        assert_eq!((at["used_bytes"].as_u64(), at["device"].as_u64()), (Some(1 << 30), Some(0)), "{name}");
+    }
+    assert_eq!(json("apps.csv")["instants"][0]["other_processes"][0]["name"], "python3");
+    let both = json("failed.log");
+    let sources: Vec<_> =
+        both["instants"].as_array().unwrap().iter().map(|at| at["source"].as_str()).collect();
+    assert_eq!(sources, [Some("oom"), Some("summary")]);
+    insta::assert_snapshot!(folder.run("read s.txt").all(), @"");
+}

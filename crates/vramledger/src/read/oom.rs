@@ -141,6 +141,7 @@ fn processes(message: &Message) -> Vec<OtherProcess> {
     };
     let process = |process: &evidence::Process| OtherProcess {
         pid: process.pid,
+        name: process.name.clone(),
         bytes: process.bytes.map(Bytes::get),
         role: role(process.pid).into(),
     };
