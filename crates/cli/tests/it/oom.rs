@@ -176,5 +176,5 @@ fn what_is_asked_of_messages_is_refused_of_anything_else() {
 fn a_message_is_read_from_standard_input() {
     let answer = Folder::new().run_with("read - --format csv", sample("cached").as_bytes());
     assert_eq!(answer.exit, Some(0), "{}", answer.stderr);
-    assert!(answer.stdout.ends_with("1,,cuda,0,308281344,306184193,308281344,8364448809,64613253,6732361236,7380255375,647894139,,,-404226048,fragmentation\n"), "{}", answer.stdout);
+    assert!(answer.stdout.ends_with("1,,cuda,0,308281344,306184193,308281344,8364448809,64613253,6732361236,7380255375,647894139,,,-404226048,fragmentation,oom,,,\n"), "{}", answer.stdout);
 }
