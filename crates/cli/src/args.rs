@@ -246,20 +246,23 @@ pub struct CompareArgs {
 /// Arguments of `reconcile`.
 #[derive(Args)]
 pub struct ReconcileArgs {
-    /// The prediction: a ledger, a tape, hand-written states, or -
+    /// The prediction: a ledger, a tape, a memory snapshot, hand-written states, or -
     #[arg(value_name = "[NAME=]PREDICTED")]
     pub predicted: NamedFile,
-    /// Bytes in blocks: torch.cuda.memory_allocated()
-    #[arg(long, value_name = "SIZE", value_parser = value::size, allow_negative_numbers = true)]
-    pub allocated: Bytes,
+    /// What a run left behind: a ledger, a tape, a memory snapshot, hand-written states
+    #[arg(value_name = "[NAME=]EVIDENCE", required_unless_present = "allocated", conflicts_with_all = ["allocated", "reserved", "capacity", "at"])]
+    pub evidence: Option<NamedFile>,
+    /// In place of evidence, bytes in blocks: torch.cuda.memory_allocated()
+    #[arg(long, value_name = "SIZE", value_parser = value::size, allow_negative_numbers = true, requires_all = ["reserved", "capacity"])]
+    pub allocated: Option<Bytes>,
     /// Bytes in segments, at the same instant: torch.cuda.memory_reserved()
-    #[arg(long, value_name = "SIZE", value_parser = value::size, allow_negative_numbers = true)]
-    pub reserved: Bytes,
+    #[arg(long, value_name = "SIZE", value_parser = value::size, allow_negative_numbers = true, requires = "allocated")]
+    pub reserved: Option<Bytes>,
     /// What the process may use
-    #[arg(long, value_name = "SIZE", value_parser = value::size, allow_negative_numbers = true)]
-    pub capacity: Bytes,
+    #[arg(long, value_name = "SIZE", value_parser = value::size, allow_negative_numbers = true, requires = "allocated")]
+    pub capacity: Option<Bytes>,
     /// The phase of the measurement [default: that of the predicted peak]
-    #[arg(long, value_name = "PHASE")]
+    #[arg(long, value_name = "PHASE", requires = "allocated")]
     pub at: Option<String>,
 }
 

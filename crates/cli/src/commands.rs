@@ -7,7 +7,7 @@ mod read;
 mod vary;
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use vramledger::ledger::{Found, Signal};
+use vramledger::ledger::Found;
 use vramledger::{RankQuestion, SimulateQuestion, TradeoffQuestion};
 
 use crate::args::{CheckpointPlanArgs, Cli, Command, Common, PlanSettings};
@@ -51,13 +51,21 @@ pub fn run(cli: Cli) -> Result<Exit> {
             answer(&vramledger::compare((&args.base.name, &base), &named)?, common)?;
         }
         Command::Reconcile(args) => {
-            let found = Found { allocated: args.allocated, reserved: args.reserved, capacity: args.capacity };
             let predicted = args.predicted.ledger()?;
-            let answered =
-                vramledger::reconcile(&args.predicted.name, &predicted, found, args.at.as_deref())?;
+            let answered = match (&args.evidence, args.allocated, args.reserved, args.capacity) {
+                (Some(evidence), ..) => {
+                    let found = evidence.ledger()?;
+                    let sides = [(&*args.predicted.name, &predicted), (&*evidence.name, &found)];
+                    vramledger::reconcile_ledgers(sides[0], sides[1])?
+                }
+                (None, Some(allocated), Some(reserved), Some(capacity)) => {
+                    let found = Found { allocated, reserved, capacity };
+                    vramledger::reconcile(&args.predicted.name, &predicted, found, args.at.as_deref())?
+                }
+                _ => bail!("`reconcile` needs evidence, or `--allocated`, `--reserved` and `--capacity`"),
+            };
             answer(&answered, common)?;
-            let off = answered.signals.iter().any(|signal| signal.0 == Signal::InspectEstimateDifference);
-            return Ok(if off { Exit::No } else { Exit::Yes });
+            return Ok(if answered.agrees() { Exit::Yes } else { Exit::No });
         }
         Command::Budget(args) => {
             let sizes =

@@ -79,13 +79,15 @@ pub struct Model {
     family: &'static str,
     architecture: Arc<dyn Architecture>,
     dtype: Option<Dtype>,
+    /// The config.json it was read from.
+    config: Option<Arc<str>>,
 }
 
 impl Model {
     /// Reads a Hugging Face config.json.
     pub fn from_config(json: &str) -> Result<Self, PlanError> {
         let config::Config { family, architecture, dtype } = config::read(json)?;
-        Ok(Self { family, architecture, dtype })
+        Ok(Self { family, architecture, dtype, config: Some(json.into()) })
     }
 
     /// Reads `mlp:LAYERSxWIDTH`; none where `name` has another form.
@@ -96,11 +98,18 @@ impl Model {
             Some(MlpConfig { layers: positive(layers)?, width: positive(width)? })
         });
         Some(match parsed {
-            Some(config) => Ok(Self { family: MLP, architecture: Arc::new(config), dtype: None }),
+            Some(config) => {
+                Ok(Self { family: MLP, architecture: Arc::new(config), dtype: None, config: None })
+            }
             None => Err(PlanError(format!(
                 "`{name}` must be mlp:LAYERSxWIDTH with whole numbers from 1 to 2^20, as in mlp:4x1024"
             ))),
         })
+    }
+
+    /// The config.json that it was read from; none for an mlp, whose name says all.
+    pub fn config(&self) -> Option<&str> {
+        self.config.as_deref()
     }
 
     /// The family: `llama`, `gpt2`, `mlp`.

@@ -12,6 +12,7 @@ const MOST_ROWS: usize = 20;
 impl Report for Reconciliation {
     fn page(&self) -> Page {
         let off = self.signals.iter().any(|signal| signal.0 == Signal::InspectEstimateDifference);
+        let agrees = self.agrees();
         let place = match (&self.at.phase, self.at.step) {
             (Some(phase), Some(step)) => format!(" in step {step}, {phase}"),
             (Some(phase), None) => format!(" in {phase}"),
@@ -22,10 +23,11 @@ impl Report for Reconciliation {
             "{} are predicted{place}, {} are allocated: {}",
             size(self.predicted_bytes),
             size(self.found.allocated_bytes),
-            if off {
-                format!("more than {percent} % above the prediction")
-            } else {
-                "the books agree".into()
+            match (off, agrees, self.evidence.as_ref().and_then(|compared| compared.setting.as_ref())) {
+                (true, _, None) => format!("more than {percent} % above the prediction"),
+                (_, _, Some(other)) => format!("what was found looks like `{}`", other.setting),
+                (false, false, None) => "part of the difference is unexplained".into(),
+                (false, true, None) => "the books agree".into(),
             }
         );
         let line = |name: &str, bytes: u64, step: &str, change: i64| {
@@ -47,7 +49,7 @@ impl Report for Reconciliation {
         rows.push(line("reserved", found.reserved_bytes, "kept by the allocator", self.allocator_gap_bytes));
         rows.push(line("capacity", found.capacity_bytes, "left of it", self.budget_margin_bytes));
         let mut blocks = vec![
-            Block::Verdict { good: Some(!off), text: verdict },
+            Block::Verdict { good: Some(agrees), text: verdict },
             Block::Table {
                 title: None,
                 columns: vec![
@@ -59,6 +61,9 @@ impl Report for Reconciliation {
                 rows,
             },
         ];
+        if let Some(compared) = &self.evidence {
+            blocks.extend(beside(compared));
+        }
         if !self.signals.is_empty() {
             let items =
                 self.signals.iter().map(|signal| format!("{}: {}", signal.0.as_str(), advice(signal.0)));
@@ -73,6 +78,7 @@ impl Report for Reconciliation {
                     known(row.predicted_bytes),
                     known(row.found_bytes),
                     row.difference_bytes.map_or_else(|| "not known".into(), difference),
+                    row.reason.map_or("", wire::Reason::told).to_owned(),
                 ]
             };
             // What is left open stands last, and is shown in any case.
@@ -87,6 +93,7 @@ impl Report for Reconciliation {
                     Column::numbers("predicted"),
                     Column::numbers("found"),
                     Column::numbers("difference"),
+                    Column::words("reason"),
                 ],
                 rows: shown.map(|(_, shown)| row(shown)).collect(),
             });
@@ -102,7 +109,8 @@ impl Report for Reconciliation {
         let number = |bytes: Option<u64>| bytes.map(|bytes| bytes.to_string()).unwrap_or_default();
         let signed = |bytes: Option<i64>| bytes.map(|bytes| bytes.to_string()).unwrap_or_default();
         let total = |name: &str, predicted: Option<u64>, found: u64, change: i64| {
-            vec![name.into(), String::new(), number(predicted), found.to_string(), change.to_string()]
+            let (found, change) = (found.to_string(), change.to_string());
+            vec![name.into(), String::new(), number(predicted), found, change, String::new()]
         };
         let found = &self.found;
         let mut rows = vec![
@@ -122,10 +130,76 @@ impl Report for Reconciliation {
                 number(row.predicted_bytes),
                 number(row.found_bytes),
                 signed(row.difference_bytes),
+                row.reason.map_or("", wire::Reason::told).to_owned(),
             ]
         }));
-        Sheet { head: vec!["name", "category", "predicted_bytes", "found_bytes", "difference_bytes"], rows }
+        let head = vec!["name", "category", "predicted_bytes", "found_bytes", "difference_bytes", "reason"];
+        Sheet { head, rows }
     }
+}
+
+/// What the ledger of a run says beside the prediction, but for the objects.
+fn beside(compared: &wire::Compared) -> Vec<Block> {
+    let mut blocks = Vec::new();
+    if !compared.mismatches.is_empty() {
+        let told = |mismatch: &wire::Mismatch| {
+            format!("{}: {} predicted, {} found", mismatch.what, mismatch.predicted, mismatch.found)
+        };
+        let title = Some("Not the same workload".to_owned());
+        let items = compared.mismatches.iter().map(told).collect();
+        blocks.push(Block::List { title: title.unwrap_or_default(), items });
+    }
+    if let Some(other) = &compared.setting {
+        blocks.push(Block::Line(format!(
+            "With `{}` the prediction is {}, and {} are left of the difference.",
+            other.setting,
+            size(other.predicted_bytes),
+            difference(other.difference_bytes),
+        )));
+    }
+    let known = |bytes: Option<u64>| bytes.map_or_else(|| "none".into(), size);
+    let columns = |first: &[&'static str]| {
+        let words = first.iter().map(|name| Column::words(*name));
+        words.chain(["predicted", "found", "difference"].map(Column::numbers)).collect::<Vec<_>>()
+    };
+    let phase = |line: &wire::PhaseLine| {
+        vec![
+            line.step.to_string(),
+            line.micro_batch.map(|at| at.to_string()).unwrap_or_default(),
+            line.phase.clone(),
+            known(line.predicted_bytes),
+            known(line.found_bytes),
+            line.difference_bytes.map_or_else(|| "not known".into(), difference),
+        ]
+    };
+    blocks.push(Block::Table {
+        title: Some("Peaks of phases".into()),
+        columns: columns(&["step", "micro-batch", "phase"]),
+        rows: compared.phases.iter().take(MOST_ROWS).map(phase).collect(),
+    });
+    let category = |line: &wire::CategoryLine| {
+        vec![
+            line.category.0.as_str().to_owned(),
+            size(line.predicted_bytes),
+            size(line.found_bytes),
+            difference(line.difference_bytes),
+        ]
+    };
+    blocks.push(Block::Table {
+        title: Some("At the peaks, by category".into()),
+        columns: columns(&["category"]),
+        rows: compared.categories.iter().map(category).collect(),
+    });
+    if !compared.by_reason.is_empty() {
+        let reason =
+            |line: &wire::ReasonLine| vec![line.reason.told().to_owned(), difference(line.difference_bytes)];
+        blocks.push(Block::Table {
+            title: Some("Why they differ".into()),
+            columns: vec![Column::words("reason"), Column::numbers("difference")],
+            rows: compared.by_reason.iter().map(reason).collect(),
+        });
+    }
+    blocks
 }
 
 /// What to look at next.

@@ -188,7 +188,11 @@ pub(crate) fn subject(question: &PlanQuestion<'_>) -> Map<String, Value> {
     let dtype = |dtype: Option<Dtype>| dtype.map(Dtype::as_str);
     let text = question.model.model.max_seq().is_some();
     let subject = json!({
-        "model": { "name": question.model.name, "family": question.model.model.family() },
+        "model": {
+            "name": question.model.name,
+            "family": question.model.model.family(),
+            "config": question.model.model.config().and_then(|text| serde_json::from_str::<Value>(text).ok()),
+        },
         "setup": {
             "gpu": question.gpu.name,
             "capacity_bytes": question.gpu.capacity.get(),

@@ -32,7 +32,10 @@ pub use reading::{
     Evidence, Growing, Growth, Instant, InstantRow, Pin, Reading, Remedy, Start, Step, Stranded, Stranding,
     Trend, WhatIf,
 };
-pub use reconcile::{At, Found, Reconciliation, Row};
+pub use reconcile::{
+    At, CategoryLine, Compared, Found, Mismatch, OtherSetting, PhaseLine, Reason, ReasonLine, Reconciliation,
+    Row,
+};
 pub use series::{Series, SeriesColumn, SeriesExtra, SeriesFigure, SeriesOf, SeriesPoint};
 pub use simulate::{Simulated, SimulatedDevice, Simulation};
 pub use tape::{read_tape, write_tape};

@@ -34,6 +34,9 @@ pub struct Reconciliation {
     pub rows: Vec<Row>,
     /// The name of the largest predicted object.
     pub dominant_object: Option<String>,
+    /// What a ledger says besides, where one was found.
+    #[serde(default)]
+    pub evidence: Option<Compared>,
     /// What must not be read into the numbers.
     #[serde(default)]
     pub interpretation_limits: Vec<String>,
@@ -72,11 +75,146 @@ pub struct Row {
     pub found_bytes: Option<u64>,
     /// Found less predicted.
     pub difference_bytes: Option<i64>,
+    /// Why it differs; null where it does not, or where nothing but totals was found.
+    #[serde(default)]
+    pub reason: Option<Reason>,
+}
+
+/// A prediction beside a ledger of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Compared {
+    /// Where the two are not of one workload.
+    pub mismatches: Vec<Mismatch>,
+    /// The peaks of phases, in the measure of the reconciliation.
+    pub phases: Vec<PhaseLine>,
+    /// The peak by category: the differences sum to `estimate_difference_bytes`.
+    pub categories: Vec<CategoryLine>,
+    /// The setting of the prediction with which it would come nearest to what was found, where that is another one.
+    pub setting: Option<OtherSetting>,
+    /// The differences of the rows that no reason explains, without their signs.
+    pub unexplained_bytes: u64,
+    /// What the differences of each reason sum to.
+    pub by_reason: Vec<ReasonLine>,
+}
+
+/// Something that the two sides say of the workload, differently.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Mismatch {
+    /// What it is.
+    pub what: String,
+    /// What the prediction says.
+    pub predicted: String,
+    /// What was found.
+    pub found: String,
+}
+
+/// A phase on both sides; null where one has none such.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct PhaseLine {
+    /// The step, from 1; 0 is the load.
+    pub step: u32,
+    /// The micro-batch, from 1.
+    pub micro_batch: Option<u32>,
+    /// The name of the phase.
+    pub phase: String,
+    /// The predicted peak.
+    pub predicted_bytes: Option<u64>,
+    /// The peak found.
+    pub found_bytes: Option<u64>,
+    /// Found less predicted.
+    pub difference_bytes: Option<i64>,
+}
+
+/// A category at the peaks of both sides.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct CategoryLine {
+    /// The category.
+    pub category: Category,
+    /// The predicted bytes.
+    pub predicted_bytes: u64,
+    /// The bytes found.
+    pub found_bytes: u64,
+    /// Found less predicted.
+    pub difference_bytes: i64,
+}
+
+/// A setting with which the prediction would have come nearer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct OtherSetting {
+    /// The setting: `--attention eager`.
+    pub setting: String,
+    /// The peak that is predicted with it.
+    pub predicted_bytes: u64,
+    /// What was found less that.
+    pub difference_bytes: i64,
+}
+
+/// What the differences of one reason sum to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ReasonLine {
+    /// The reason.
+    pub reason: Reason,
+    /// The sum, signed.
+    pub difference_bytes: i64,
+}
+
+/// Why a line differs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// The optimizer makes its state in its first step, which the evidence has not reached.
+    OptimizerStateNotCreated,
+    /// An operator ran in another implementation than was predicted.
+    OtherImplementation,
+    /// Another release of the software ran.
+    OtherVersion,
+    /// The run had another setting than the prediction.
+    OtherSetting,
+    /// Scratch memory of libraries, which depends on versions and cards.
+    Workspace,
+    /// Rounding up to blocks, or a remainder that is not split.
+    Rounding,
+    /// Memory that the allocator never sees.
+    OutsideAllocator,
+    /// The recording began in the middle: what was there before has no name.
+    RecordedFromMiddle,
+    /// Something keeps objects of earlier steps alive.
+    KeptByReference,
+    /// Nothing known explains it.
+    Unexplained,
+}
+
+impl Reason {
+    /// What it says, as part of a sentence.
+    pub const fn told(self) -> &'static str {
+        match self {
+            Self::OptimizerStateNotCreated => "optimizer state not created yet",
+            Self::OtherImplementation => "other implementation of an operator",
+            Self::OtherVersion => "other software version",
+            Self::OtherSetting => "other setting",
+            Self::Workspace => "workspace",
+            Self::Rounding => "rounding",
+            Self::OutsideAllocator => "outside the allocator",
+            Self::RecordedFromMiddle => "recorded from the middle",
+            Self::KeptByReference => "kept alive by a reference",
+            Self::Unexplained => "unexplained",
+        }
+    }
 }
 
 impl Reconciliation {
     /// The format of this document.
     pub const FORMAT: &str = "vramledger-reconcile/1";
+
+    /// Whether what was found is not far above the prediction, and, beside the ledger of a run, whether all but a
+    /// hundredth of it is explained with the settings of the prediction.
+    pub fn agrees(&self) -> bool {
+        let far = self.signals.iter().any(|signal| signal.0 == ledger::Signal::InspectEstimateDifference);
+        let explained = |compared: &Compared| {
+            compared.setting.is_none() && compared.unexplained_bytes <= self.found.allocated_bytes / 100
+        };
+        !far && self.evidence.as_ref().is_none_or(explained)
+    }
 
     /// The document of `reconciliation`, whose numbers have these limits.
     pub fn new(reconciliation: &ledger::Reconciliation, interpretation_limits: Vec<String>) -> Self {
@@ -98,6 +236,7 @@ impl Reconciliation {
             signals: reconciliation.signals.iter().copied().map(Signal).collect(),
             rows: reconciliation.rows.iter().map(Row::from).collect(),
             dominant_object: reconciliation.dominant_object.clone(),
+            evidence: None,
             interpretation_limits,
         }
     }
@@ -111,6 +250,7 @@ impl From<&ledger::Row> for Row {
             predicted_bytes: row.predicted.map(Bytes::get),
             found_bytes: row.found.map(Bytes::get),
             difference_bytes: row.difference.map(ByteDelta::get),
+            reason: None,
         }
     }
 }
