@@ -186,9 +186,12 @@ fn mismatches(predicted: &Ledger, found: &Ledger) -> Vec<Mismatch> {
     mismatches
 }
 
+/// A phase in the order of the run: step, whether it has no micro-batch, micro-batch, name.
+type PhaseKey = (u32, u8, Option<u32>, String);
+
 /// The peaks of each phase of the GPU that the sides begin with.
 fn phases(predicted: &Ledger, found: &Ledger, measure: Measure) -> Vec<PhaseLine> {
-    let mut lines: BTreeMap<(u32, u8, Option<u32>, String), [Option<u64>; 2]> = BTreeMap::new();
+    let mut lines: BTreeMap<PhaseKey, [Option<u64>; 2]> = BTreeMap::new();
     // In the order in which phases come; update has no micro-batch and comes last.
     let order = |row: &wire::PhaseRow| u8::from(row.micro_batch.is_none() && row.step > 0);
     for (side, ledger) in [predicted, found].into_iter().enumerate() {
