@@ -1,22 +1,21 @@
 //! `reconcile PREDICTED EVIDENCE`: agreement, and the setting that was another.
 
-use crate::run::{Folder, run};
+use crate::run::Folder;
 
 const SETUP: &str = "--batch 4 --seq 256 --format json";
 
-/// A folder with the ledger of a plan under `settings` in it.
-fn planned(folder: &Folder, name: &str, settings: &str) -> String {
-    let path = folder.path(name);
-    let answer = run(&format!("plan gpt2 {settings} {SETUP} -o {path}"));
+/// The ledger of a plan under `settings`, in a file of `folder`.
+fn planned<'a>(folder: &Folder, name: &'a str, settings: &str) -> &'a str {
+    let answer = folder.run(&format!("plan gpt2 {settings} {SETUP} -o {name}"));
     assert_eq!(answer.exit, Some(0), "{}", answer.stderr);
-    path
+    name
 }
 
 #[test]
 fn a_run_as_it_was_predicted_agrees() {
     let folder = Folder::new();
     let plan = planned(&folder, "plan.json", "");
-    let answer = run(&format!("reconcile {plan} {plan} --format json"));
+    let answer = folder.run(&format!("reconcile {plan} {plan} --format json"));
     assert_eq!(answer.exit, Some(0), "{}", answer.stderr);
     let document = answer.json();
     assert_eq!(document["estimate_difference_bytes"], 0);
@@ -36,7 +35,7 @@ fn the_setting_that_was_another_is_named_and_rows_sum_to_the_difference() {
         ("--optimizer sgd", "other_setting"),
     ] {
         let found = planned(&folder, "found.json", setting);
-        let answer = run(&format!("reconcile {plan} {found} --format json"));
+        let answer = folder.run(&format!("reconcile {plan} {found} --format json"));
         assert_eq!(answer.exit, Some(1), "{setting}: {}", answer.stderr);
         let document = answer.json();
         assert_eq!(document["evidence"]["setting"]["setting"], setting);
@@ -57,7 +56,7 @@ fn evidence_and_numbers_are_one_or_the_other() {
     let folder = Folder::new();
     let plan = planned(&folder, "plan.json", "");
     for settings in ["", "--allocated 1GiB", "--at update"] {
-        let answer = run(&format!("reconcile {plan} {settings}"));
+        let answer = folder.run(&format!("reconcile {plan} {settings}"));
         assert_eq!((answer.exit, answer.stdout.as_str()), (Some(2), ""), "{settings}");
     }
 }
