@@ -104,6 +104,10 @@ pub struct CaseParallel {
     round_robin_gradients: bool,
     grad_accum_dtype: Option<String>,
     gradient_as_bucket_view: Option<bool>,
+    #[serde(default)]
+    find_unused_parameters: bool,
+    #[serde(default)]
+    lazy_bucket_allocation: bool,
     bucket_cap_mb: Option<u32>,
     init_sync: Option<bool>,
     grad_reduce_in_fp32: Option<bool>,
@@ -127,6 +131,8 @@ impl CaseParallel {
         match self.kind.as_str() {
             "ddp" => Ok(Parallel::Ddp(Ddp {
                 gradient_as_bucket_view: self.gradient_as_bucket_view.unwrap_or(false),
+                find_unused_parameters: self.find_unused_parameters,
+                lazy_bucket_allocation: self.lazy_bucket_allocation,
                 bucket_cap_mb: self.bucket_cap_mb,
                 init_sync: self.init_sync.unwrap_or(true),
                 no_sync: self.no_sync,

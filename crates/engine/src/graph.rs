@@ -272,6 +272,16 @@ pub fn with_backward(inputs: Vec<Tensor>, backward: impl Fn() + 'static) -> Vec<
     results
 }
 
+/// A copy of each of `inputs`, named `what`, whose gradient goes on to it: a function written in Python that clones
+/// what it is given.
+pub fn copies(inputs: &[Tensor], what: &'static str) -> Vec<Tensor> {
+    let Some(first) = inputs.first() else { return Vec::new() };
+    let op = Op::new(first.session(), &inputs.iter().collect::<Vec<_>>());
+    let results: Vec<Tensor> = inputs.iter().map(|input| input.empty_like(what, input.dtype())).collect();
+    op.finish_all(&results, |call| (0..call.next.len()).map(|index| call.grad_of(index).cloned()).collect());
+    results
+}
+
 impl Tensor {
     /// Runs `hook` in backward when the gradient of this result is there, before the function that made it
     /// (`register_hook`). A leaf has no such function.

@@ -15,7 +15,7 @@ mod tensor;
 
 pub use checkpoint::{KEEPABLE, Recompute, checkpoint};
 pub use dims::Dims;
-pub use graph::{backward, with_backward};
+pub use graph::{backward, copies, with_backward};
 pub use hardware::{Hardware, Lifetime, Profile};
 pub use host::Pinning;
 pub use ops::attention::Attention;

@@ -10,7 +10,7 @@ use crate::linear::Head;
 use crate::loss::{Loss, causal_lm_loss, chunked_loss, fused_linear_loss};
 use crate::network::{Output, Pass};
 use crate::nn::Builder;
-use crate::parallel::{Passage, Unit};
+use crate::parallel::{self, Passage, Unit};
 use crate::setup::Setup;
 
 /// What attention is built from: the parts of a setup that models read.
@@ -117,6 +117,7 @@ pub(crate) struct Script {
     autocast: Option<Dtype>,
     loss: Option<Loss>,
     root: Option<Rc<Unit>>,
+    copies_results: bool,
     passage: Passage,
 }
 
@@ -128,6 +129,7 @@ impl Script {
             autocast: setup.autocast,
             loss: setup.loss,
             root: build.root(),
+            copies_results: parallel::copies_results(setup),
             passage: build.passage(),
         }
     }
@@ -178,6 +180,9 @@ impl Script {
                 Some(root) => root.run(vec![input_ids.clone()], forward),
                 None => forward(std::slice::from_ref(input_ids)),
             };
+            if self.copies_results {
+                results = parallel::copied(results);
+            }
             let (Some(logits), Some(loss)) = (results.pop(), results.pop()) else { return };
             let loss = self.passage.leave(loss);
             let (router_loss, cache, router_logits) = rest.unwrap_or_default();

@@ -31,6 +31,7 @@ struct Mlp {
     autocast: Option<Dtype>,
     layers: Vec<Block<Linear>>,
     root: Option<Rc<Unit>>,
+    copies_results: bool,
     passage: Passage,
 }
 
@@ -71,6 +72,7 @@ impl Architecture for MlpConfig {
             autocast: setup.autocast,
             layers,
             root: build.root(),
+            copies_results: parallel::copies_results(setup),
             passage: build.passage(),
         };
         build.finish(network)
@@ -90,7 +92,10 @@ impl Network for Mlp {
 impl Mlp {
     fn run(&self, x: &Tensor, pass: &mut Pass) {
         let session = Rc::clone(x.session());
-        let out = self.passage.run(|| parallel::run(self.root.as_ref(), [x], |[x]| self.layers(x)));
+        let mut out = self.passage.run(|| parallel::run(self.root.as_ref(), [x], |[x]| self.layers(x)));
+        if self.copies_results {
+            out = parallel::copied(vec![out]).swap_remove(0);
+        }
         pass.rebind_output((None, out.clone(), None, Vec::new()));
         let loss = session.scoped("loss", || match self.loss {
             Some(Loss::Sum) => out.sum_all(),

@@ -7,7 +7,7 @@ mod zero;
 
 use std::rc::Rc;
 
-use engine::{Session, Tensor};
+use engine::{Session, Tensor, copies};
 
 use crate::contradiction::Contradiction;
 use crate::network::Built;
@@ -106,6 +106,20 @@ pub(crate) trait Ranks {
 
     /// After the backward pass of a micro-batch.
     fn after_backward(&self) {}
+}
+
+/// Whether the framework hands out copies of what the model gives.
+pub(crate) fn copies_results(setup: &Setup) -> bool {
+    matches!(&setup.parallel, Some(Parallel::Ddp(options)) if options.find_unused_parameters)
+}
+
+/// Copies of the `results` of a model, which die once these are there.
+pub(crate) fn copied(results: Vec<Tensor>) -> Vec<Tensor> {
+    let copies = copies(&results, "result");
+    for result in results {
+        drop(result);
+    }
+    copies
 }
 
 /// The framework around `model`, where it stands around the whole of it once it is made.

@@ -206,13 +206,16 @@ fn others(question: &PlanQuestion<'_>, accumulate: u32, fp32: bool) -> Vec<Other
         change(&mut other);
         others.push(Other { setting, setup: other, moves });
     };
-    if let Some(Parallel::Ddp(ddp)) = &setup.parallel
-        && !ddp.gradient_as_bucket_view
-    {
-        let ddp = Ddp { gradient_as_bucket_view: true, ..ddp.clone() };
-        with("--gradient-as-bucket-view".into(), Moves::All, &|other| {
-            other.parallel = Some(Parallel::Ddp(ddp.clone()));
-        });
+    if let Some(Parallel::Ddp(ddp)) = &setup.parallel {
+        let view = Ddp { gradient_as_bucket_view: true, ..ddp.clone() };
+        let lazy = Ddp { lazy_bucket_allocation: true, ..ddp.clone() };
+        for (setting, changed) in [("--gradient-as-bucket-view", view), ("--lazy-bucket-allocation", lazy)] {
+            if changed != *ddp {
+                with(setting.into(), Moves::All, &|other| {
+                    other.parallel = Some(Parallel::Ddp(changed.clone()));
+                });
+            }
+        }
     }
     if text && setup.checkpoint == Checkpoint::None {
         with(CHECKPOINT.into(), Moves::Passes, &|other| other.checkpoint = Checkpoint::Full);

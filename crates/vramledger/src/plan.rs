@@ -253,6 +253,8 @@ fn parallel(parallel: &Parallel) -> Value {
             "gradient_as_bucket_view": options.gradient_as_bucket_view,
             "bucket_cap_mb": options.bucket_cap_mb,
             "init_sync": options.init_sync,
+            "find_unused_parameters": options.find_unused_parameters,
+            "lazy_bucket_allocation": options.lazy_bucket_allocation,
             "no_sync": options.no_sync,
         }),
         Parallel::Fsdp2(options) => json!({

@@ -35,6 +35,13 @@ pub struct ParallelSettings {
     /// Ranks begin with weights that are equal already: none are sent when the model is wrapped (init_sync=False)
     #[arg(long, help_heading = "Ranks: ddp")]
     pub no_init_sync: bool,
+    /// Parameters without a gradient are looked for in each pass, which copies the model's results and keeps the
+    /// first buckets
+    #[arg(long, help_heading = "Ranks: ddp")]
+    pub find_unused_parameters: bool,
+    /// Buckets are made as gradients come and let go after backward [default: they stay]
+    #[arg(long, help_heading = "Ranks: ddp")]
+    pub lazy_bucket_allocation: bool,
 
     /// Ranks that share one copy of the parameters
     #[arg(long, value_name = "N", value_parser = value::positive_u32, help_heading = "Ranks: hsdp", allow_negative_numbers = true)]
@@ -77,6 +84,8 @@ impl ParallelSettings {
             gradient_as_bucket_view: self.gradient_as_bucket_view || file.gradient_as_bucket_view,
             bucket_cap_mb: self.bucket_cap_mb.or(file.bucket_cap_mb),
             no_init_sync: self.no_init_sync || file.no_init_sync,
+            find_unused_parameters: self.find_unused_parameters || file.find_unused_parameters,
+            lazy_bucket_allocation: self.lazy_bucket_allocation || file.lazy_bucket_allocation,
             shard_size: self.shard_size.or(file.shard_size),
             reshard_after_forward: self.reshard_after_forward.or(file.reshard_after_forward),
             root_reshard_after_forward: self.root_reshard_after_forward.or(file.root_reshard_after_forward),
@@ -93,11 +102,13 @@ impl ParallelSettings {
     pub fn parallel(&self) -> Result<Option<Parallel>> {
         let kind = self.parallel.as_deref();
         let sharded: &[&str] = &["fsdp2", "hsdp"];
-        let given: [(&str, bool, &[&str]); 12] = [
+        let given: [(&str, bool, &[&str]); 14] = [
             ("no-sync", self.no_sync, &["ddp", "fsdp2", "hsdp"]),
             ("gradient-as-bucket-view", self.gradient_as_bucket_view, &["ddp"]),
             ("bucket-cap-mb", self.bucket_cap_mb.is_some(), &["ddp"]),
             ("no-init-sync", self.no_init_sync, &["ddp"]),
+            ("find-unused-parameters", self.find_unused_parameters, &["ddp"]),
+            ("lazy-bucket-allocation", self.lazy_bucket_allocation, &["ddp"]),
             ("shard-size", self.shard_size.is_some(), &["hsdp"]),
             ("reshard-after-forward", self.reshard_after_forward.is_some(), sharded),
             ("root-reshard-after-forward", self.root_reshard_after_forward.is_some(), sharded),
@@ -132,6 +143,8 @@ impl ParallelSettings {
                 gradient_as_bucket_view: self.gradient_as_bucket_view,
                 bucket_cap_mb: self.bucket_cap_mb,
                 init_sync: !self.no_init_sync,
+                find_unused_parameters: self.find_unused_parameters,
+                lazy_bucket_allocation: self.lazy_bucket_allocation,
                 no_sync: self.no_sync,
             })),
             Some("megatron-do") => Some(Parallel::MegatronDo(Megatron {

@@ -64,11 +64,13 @@ fn settings_of_ranks_that_rule_each_other_out_are_refused() {
 /// from a setup file too.
 #[test]
 fn options_of_another_framework_are_refused() {
-    let options: [(&str, &str, &[&str]); 15] = [
+    let options: [(&str, &str, &[&str]); 17] = [
         ("no-sync", "", &["ddp", "fsdp2"]),
         ("gradient-as-bucket-view", "", &["ddp"]),
         ("bucket-cap-mb", "1", &["ddp"]),
         ("no-init-sync", "", &["ddp"]),
+        ("find-unused-parameters", "", &["ddp"]),
+        ("lazy-bucket-allocation", "", &["ddp"]),
         ("shard-size", "2", &[]),
         ("reshard-after-forward", "true", &["fsdp2"]),
         ("root-reshard-after-forward", "true", &["fsdp2"]),

@@ -26,11 +26,23 @@ pub struct Ddp {
     pub init_sync: bool,
     /// Gradients are reduced in the last micro-batch alone (`no_sync()` around the others).
     pub no_sync: bool,
+    /// Parameters without a gradient are looked for in each pass: results are copied, and buckets stay as they are
+    /// made at first.
+    pub find_unused_parameters: bool,
+    /// Buckets are made as gradients come, and let go after backward.
+    pub lazy_bucket_allocation: bool,
 }
 
 impl Default for Ddp {
     fn default() -> Self {
-        Self { gradient_as_bucket_view: false, bucket_cap_mb: None, init_sync: true, no_sync: false }
+        Self {
+            gradient_as_bucket_view: false,
+            bucket_cap_mb: None,
+            init_sync: true,
+            no_sync: false,
+            find_unused_parameters: false,
+            lazy_bucket_allocation: false,
+        }
     }
 }
 
@@ -55,7 +67,7 @@ impl Ddp {
     }
 
     pub(super) fn contradiction(&self, setup: &Setup) -> Option<Contradiction> {
-        let bars: [(&'static str, bool, &str); 4] = [
+        let bars: [(&'static str, bool, &str); 5] = [
             (
                 "optimizer-in-backward",
                 setup.optimizer_in_backward,
@@ -65,6 +77,11 @@ impl Ddp {
                 "loss",
                 matches!(setup.loss, Some(Loss::Chunked(_) | Loss::FusedLinear)),
                 "a loss that calls parts of the model passes by what stands around the whole of it",
+            ),
+            (
+                "checkpoint-reentrant",
+                self.find_unused_parameters && setup.checkpoint_reentrant,
+                "unused parameters are not found through reentrant checkpoints",
             ),
             ("offload", setup.offloads(Offload::Parameters), "parameters are on the device"),
             (

@@ -5,7 +5,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
-use engine::{Collective, Session, Tensor, release};
+use engine::{Collective, Scope, Session, Tensor, release};
 use ledger::{Category, Dtype};
 
 use super::buckets::{assign, assign_in_order};
@@ -17,6 +17,7 @@ use crate::parallel::Ranks;
 pub(crate) struct Reducer {
     session: Rc<Session>,
     options: Ddp,
+    scope: Scope,
     parameters: Vec<Tensor>,
     /// The dtype and bytes of each buffer of the model.
     buffers: Vec<(Dtype, u64)>,
@@ -28,6 +29,8 @@ pub(crate) struct Reducer {
     /// Parameters in the order in which their gradients came, until buckets are made in that order.
     arrived: RefCell<Vec<usize>>,
     rebuilt: Cell<bool>,
+    /// Which parameters had a gradient, where that is asked.
+    used: RefCell<Option<Tensor>>,
     /// Whether the micro-batch that runs sums its gradients.
     sums: Cell<bool>,
     /// Whether the forward pass that comes sends the buffers: the first does, and each after one that summed.
@@ -36,9 +39,12 @@ pub(crate) struct Reducer {
 
 /// Gradients that are summed together.
 struct Bucket {
-    memory: Tensor,
-    /// Gradients in it.
-    members: usize,
+    elements: u64,
+    dtype: Dtype,
+    /// Where it is made as gradients come, none between.
+    memory: Option<Tensor>,
+    /// Parameters.
+    members: Vec<usize>,
     /// Gradients that have not come.
     pending: usize,
 }
@@ -51,17 +57,19 @@ impl Reducer {
         let reducer = Rc::new(Self {
             session: Rc::clone(session),
             options: options.clone(),
+            scope: session.scoped("ddp", || session.scope()),
             parameters: model.trainable.clone(),
             buffers,
             buckets: RefCell::default(),
             places: RefCell::new(vec![(0, 0); model.trainable.len()]),
             summed: Cell::new(0),
             arrived: RefCell::default(),
-            rebuilt: Cell::new(false),
+            rebuilt: Cell::new(options.find_unused_parameters),
+            used: RefCell::default(),
             sums: Cell::new(true),
             sends_buffers: Cell::new(true),
         });
-        reducer.session.scoped("ddp", || reducer.construct(&model.states, world));
+        session.in_scope(reducer.scope, || reducer.construct(&model.states, world));
         for (index, parameter) in reducer.parameters.iter().enumerate() {
             let reducer: Weak<Self> = Rc::downgrade(&reducer);
             parameter.after_accumulator(Rc::new(move || {
@@ -79,9 +87,15 @@ impl Reducer {
             let all: Vec<(Dtype, u64)> = states.iter().chain(&self.buffers).copied().collect();
             sync::broadcast(&self.session, &all);
         }
-        let mut buckets = assign_in_order(&self.sizes(0..self.parameters.len()), &[u64::MAX]);
+        let looks = self.options.find_unused_parameters;
+        let caps = if looks { self.options.caps() } else { [u64::MAX; 2] };
+        let mut buckets = assign_in_order(&self.sizes(0..self.parameters.len()), &caps);
         buckets.reverse();
         self.make(buckets);
+        if looks {
+            let count = self.parameters.len() as u64;
+            self.used.replace(Some(sync::buffer(&self.session, "used_parameters", count, Dtype::Int32)));
+        }
     }
 
     fn sizes(&self, parameters: impl IntoIterator<Item = usize>) -> Vec<(Dtype, u64)> {
@@ -89,34 +103,51 @@ impl Reducer {
         parameters.into_iter().map(size).collect()
     }
 
-    /// Memory for `buckets` of parameters. Gradients that lie in older ones move.
+    /// Buckets of these parameters.
     fn make(&self, buckets: Vec<Vec<usize>>) {
         for members in buckets {
-            let of = |index: &usize| &self.parameters[*index];
-            let elements = members.iter().map(|index| of(index).numel()).sum();
-            let memory = sync::buffer(&self.session, "bucket", elements, of(&members[0]).dtype());
-            let mut buckets = self.buckets.borrow_mut();
-            let mut start = 0;
+            let dtype = self.parameters[members[0]].dtype();
+            let at = self.buckets.borrow().len();
+            let mut elements = 0;
             for index in &members {
-                if self.options.gradient_as_bucket_view && of(index).grad().is_some() {
-                    self.move_gradient(*index, &memory, start);
-                }
-                self.places.borrow_mut()[*index] = (buckets.len(), start);
-                start += of(index).numel();
+                self.places.borrow_mut()[*index] = (at, elements);
+                elements += self.parameters[*index].numel();
             }
-            buckets.push(Bucket { memory, members: members.len(), pending: members.len() });
+            let pending = members.len();
+            let mut bucket = Bucket { elements, dtype, memory: None, members, pending };
+            if !self.options.lazy_bucket_allocation {
+                self.allocate(&mut bucket);
+            }
+            self.buckets.borrow_mut().push(bucket);
         }
     }
 
-    /// The gradient of a parameter lies in a bucket from here on.
-    fn move_gradient(&self, index: usize, memory: &Tensor, start: u64) {
+    /// Memory for a bucket, to which the gradients that are there already move where they lie in buckets.
+    fn allocate(&self, bucket: &mut Bucket) {
+        let make = || sync::buffer(&self.session, "bucket", bucket.elements, bucket.dtype);
+        let memory = self.session.in_scope(self.scope, make);
+        for index in &bucket.members {
+            if self.parameters[*index].grad().is_some() {
+                self.hold_gradient(*index, &memory);
+            }
+        }
+        bucket.memory = Some(memory);
+    }
+
+    /// The gradient of a parameter lies in its bucket from here on, where gradients do.
+    fn hold_gradient(&self, index: usize, memory: &Tensor) {
         let parameter = &self.parameters[index];
+        let here = parameter.grad().is_some_and(|grad| grad.shares_memory(memory));
+        if here || !self.options.gradient_as_bucket_view {
+            return;
+        }
         memory.become_category(Category::Gradient);
+        let (_, start) = self.places.borrow()[index];
         parameter.set_grad(Some(memory.window(start, parameter.shape())));
     }
 
     /// After the gradient of a parameter has been accumulated.
-    fn gradient_came(&self, index: usize) {
+    fn gradient_came(self: &Rc<Self>, index: usize) {
         if !self.sums.get() {
             return;
         }
@@ -124,17 +155,37 @@ impl Reducer {
             self.arrived.borrow_mut().push(index);
         }
         let mut buckets = self.buckets.borrow_mut();
-        let (at, start) = self.places.borrow()[index];
+        let (at, _) = self.places.borrow()[index];
         let bucket = &mut buckets[at];
-        let here = self.parameters[index].grad().is_some_and(|grad| grad.shares_memory(&bucket.memory));
-        if self.options.gradient_as_bucket_view && !here {
-            self.move_gradient(index, &bucket.memory, start);
+        if bucket.memory.is_none() {
+            self.allocate(bucket);
+        }
+        if let Some(memory) = &bucket.memory {
+            self.hold_gradient(index, memory);
         }
         bucket.pending -= 1;
         // Buckets are summed in their order.
         while let Some(bucket) = buckets.get(self.summed.get()).filter(|bucket| bucket.pending == 0) {
-            self.session.collective(Collective::AllReduce, bucket.memory.nbytes());
+            self.session.collective(Collective::AllReduce, bucket.elements * bucket.dtype.size());
             self.summed.set(self.summed.get() + 1);
+        }
+        if self.summed.get() < buckets.len() {
+            return;
+        }
+        if let Some(used) = &*self.used.borrow() {
+            self.session.collective(Collective::AllReduce, used.nbytes());
+        }
+        if self.options.lazy_bucket_allocation {
+            let this = Rc::clone(self);
+            self.session.after_backward(move || this.let_go());
+        }
+    }
+
+    /// Gradients are summed and back in their places: lazy buckets die.
+    fn let_go(&self) {
+        for bucket in &mut *self.buckets.borrow_mut() {
+            let memory = bucket.memory.take();
+            drop(memory);
         }
     }
 
@@ -159,7 +210,7 @@ impl Ranks for Reducer {
     }
 
     fn before_forward(&self) {
-        self.session.scoped("ddp", || {
+        self.session.in_scope(self.scope, || {
             self.rebuild();
             if self.sends_buffers.replace(self.sums.get()) {
                 sync::broadcast(&self.session, &self.buffers);
@@ -167,7 +218,7 @@ impl Ranks for Reducer {
         });
         self.summed.set(0);
         for bucket in &mut *self.buckets.borrow_mut() {
-            bucket.pending = bucket.members;
+            bucket.pending = bucket.members.len();
         }
     }
 }
