@@ -145,9 +145,8 @@ fn beside(compared: &wire::Compared) -> Vec<Block> {
         let told = |mismatch: &wire::Mismatch| {
             format!("{}: {} predicted, {} found", mismatch.what, mismatch.predicted, mismatch.found)
         };
-        let title = Some("Not the same workload".to_owned());
         let items = compared.mismatches.iter().map(told).collect();
-        blocks.push(Block::List { title: title.unwrap_or_default(), items });
+        blocks.push(Block::List { title: "Not the same workload".into(), items });
     }
     if let Some(other) = &compared.setting {
         blocks.push(Block::Line(format!(

@@ -222,11 +222,12 @@ fn the_reconciliation_has_the_fields_of_its_format() {
         "signals": ["inspect_estimate_difference", "inspect_allocator_retained_space", "capacity_pressure"],
         "rows": [
             {"name": "w", "category": "parameter", "predicted_bytes": 1 << 20, "found_bytes": null,
-             "difference_bytes": null},
+             "difference_bytes": null, "reason": null},
             {"name": "unattributed", "category": "unattributed", "predicted_bytes": null, "found_bytes": null,
-             "difference_bytes": 1 << 20},
+             "difference_bytes": 1 << 20, "reason": null},
         ],
         "dominant_object": "w",
+        "evidence": null,
         "interpretation_limits": ["constructed_snapshot_not_gpu_measurement"],
     });
     assert_eq!(document, expected);

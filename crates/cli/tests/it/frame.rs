@@ -101,12 +101,12 @@ fn standard_input_is_a_file_like_another() {
     insta::assert_snapshot!(answer.all(), @r"
     exit 0
     --- stdout
-    name,category,predicted_bytes,found_bytes,difference_bytes
-    allocated,,20971520,1,-20971519
-    reserved,,,1,0
-    capacity,,,1073741824,1073741823
-    p,parameter,20971520,,
-    unattributed,unattributed,,,-20971519
+    name,category,predicted_bytes,found_bytes,difference_bytes,reason
+    allocated,,20971520,1,-20971519,
+    reserved,,,1,0,
+    capacity,,,1073741824,1073741823,
+    p,parameter,20971520,,,
+    unattributed,unattributed,,,-20971519,
     ");
     let config = br#"{"model_type": "gpt2", "n_layer": 1}"#;
     let answer = folder.run_with("plan - --seq 16 --format json", config);

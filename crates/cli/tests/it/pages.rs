@@ -183,7 +183,7 @@ fn compare() {
         the card
 
     Line by line
-    object        category       predicted      found   difference
+    object        category       predicted      found   difference  reason
     weights       parameter     800.00 MiB  not known    not known
     hidden        activation    300.00 MiB  not known    not known
     unattributed  unattributed   not known  not known  +113.00 MiB

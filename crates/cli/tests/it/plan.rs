@@ -22,7 +22,9 @@ fn a_ledger_says_what_it_is_of() {
     let ledger = ledger.json();
     assert_eq!(ledger["format"], "vramledger/1");
     assert_eq!(ledger["provenance"], "estimated");
-    assert_eq!(ledger["subject"]["model"], json!({ "name": "gpt2", "family": "gpt2" }));
+    let model = &ledger["subject"]["model"];
+    assert_eq!((&model["name"], &model["family"]), (&json!("gpt2"), &json!("gpt2")));
+    assert_eq!(model["config"]["model_type"], "gpt2");
     assert_eq!(ledger["subject"]["software"]["torch"], "2.11");
     assert_eq!(ledger["subject"]["setup"]["seqs"], json!([64]));
     assert_eq!(ledger["subject"]["setup"]["alloc_conf"], "expandable_segments:True");
