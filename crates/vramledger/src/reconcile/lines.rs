@@ -1,6 +1,10 @@
 //! The objects of two peaks side by side: paired by name, by module, by size, and by category.
 
+use ledger::Category;
 use wire::{Contributor, Row};
+
+/// The names under which a model stands in what it is wrapped in: DDP, PEFT, torch.compile, FSDP.
+const WRAPPERS: [&str; 4] = ["module.", "base_model.model.", "_orig_mod.", "_fsdp_wrapped_module."];
 
 /// What is left to pair of the objects of one name.
 struct Item<'a> {
@@ -13,9 +17,21 @@ impl<'a> Item<'a> {
         Self { of, bytes: of.bytes }
     }
 
+    /// The name, without those of what a model is wrapped in.
+    fn name(&self) -> &'a str {
+        let mut name = self.of.name.as_str();
+        while let Some(inner) = WRAPPERS.iter().find_map(|wrapper| name.strip_prefix(wrapper)) {
+            name = inner;
+        }
+        name
+    }
+
     /// The module, of objects that a recording found: it names a module and a place in a file.
     fn module(&self) -> &'a str {
-        self.of.name.split(' ').next().unwrap_or("")
+        let module = self.name().split(' ').next().unwrap_or("");
+        // PEFT's layers are by the names of adapters.
+        let adapters = [".lora_A.", ".lora_B."].into_iter().find_map(|layers| module.split_once(layers));
+        adapters.map_or(module, |(before, _)| &module[..before.len() + ".lora_A".len()])
     }
 }
 
@@ -25,13 +41,20 @@ pub(super) fn lines(predicted: &[Contributor], found: &[Contributor]) -> Vec<Row
     let mut theirs: Vec<Item<'_>> = found.iter().map(Item::new).collect();
     let mut rows = Vec::new();
     let same = |a: &Item<'_>, b: &Item<'_>| a.of.category == b.of.category;
+    // A recording does not tell a cast that lasts until the backward pass from what autograd saves.
+    let near = |a: &Item<'_>, b: &Item<'_>| passes(a.of.category) && passes(b.of.category);
     // One name; then the innermost module that both name; then as many bytes; then a category; then bytes alone.
-    pair(&mut ours, &mut theirs, &mut rows, |a, b| same(a, b) && a.of.name == b.of.name);
+    pair(&mut ours, &mut theirs, &mut rows, |a, b| same(a, b) && a.name() == b.name());
     let modules: Vec<(wire::Category, String)> =
         theirs.iter().map(|item| (item.of.category, item.module().to_owned())).collect();
+    let inside = |a: &Item<'_>, b: &Item<'_>, kinds: &dyn Fn(wire::Category) -> bool| {
+        let modules = modules.iter().filter(|(category, _)| kinds(*category));
+        innermost(modules.map(|(_, module)| module.as_str()), a.name()) == Some(b.module())
+    };
     pair(&mut ours, &mut theirs, &mut rows, |a, b| {
-        same(a, b) && innermost(&modules, a.of) == Some(b.module())
+        same(a, b) && inside(a, b, &|category| category == a.of.category)
     });
+    pair(&mut ours, &mut theirs, &mut rows, |a, b| near(a, b) && inside(a, b, &passes));
     pair(&mut ours, &mut theirs, &mut rows, |a, b| same(a, b) && a.bytes == b.bytes);
     pair(&mut ours, &mut theirs, &mut rows, same);
     pair(&mut ours, &mut theirs, &mut rows, |a, b| a.bytes == b.bytes);
@@ -40,17 +63,18 @@ pub(super) fn lines(predicted: &[Contributor], found: &[Contributor]) -> Vec<Row
     merge(rows)
 }
 
-/// The longest of the found modules of its category that `of` lies in.
-fn innermost<'a>(modules: &'a [(wire::Category, String)], of: &Contributor) -> Option<&'a str> {
+/// Whether objects of `category` come and go in a step.
+const fn passes(category: wire::Category) -> bool {
+    matches!(category.0, Category::Activation | Category::Temporary)
+}
+
+/// The longest of `modules` that `name` lies in.
+fn innermost<'a>(modules: impl Iterator<Item = &'a str>, name: &str) -> Option<&'a str> {
     let holds = |module: &str| {
         !module.is_empty()
-            && of
-                .name
-                .strip_prefix(module)
-                .is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', ' ']))
+            && name.strip_prefix(module).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', ' ']))
     };
-    let held = modules.iter().filter(|(category, module)| *category == of.category && holds(module));
-    held.map(|(_, module)| module.as_str()).max_by_key(|module| module.len())
+    modules.filter(|module| holds(module)).max_by_key(|module| module.len())
 }
 
 /// Pairs what `alike` lets be paired, byte by byte.
