@@ -51,14 +51,13 @@ pub fn run(cli: Cli) -> Result<Exit> {
             answer(&vramledger::compare((&args.base.name, &base), &named)?, common)?;
         }
         Command::Reconcile(args) => {
-            let predicted = args.predicted.ledger()?;
             let answered = match (&args.evidence, args.allocated, args.reserved, args.capacity) {
                 (Some(evidence), ..) => {
-                    let found = evidence.ledger()?;
-                    let sides = [(&*args.predicted.name, &predicted), (&*evidence.name, &found)];
-                    vramledger::reconcile_ledgers(sides[0], sides[1])?
+                    let (predicted, found) = (args.predicted.contents()?, evidence.contents()?);
+                    vramledger::reconcile_evidence((&predicted.0, &predicted.1), (&found.0, &found.1))?
                 }
                 (None, Some(allocated), Some(reserved), Some(capacity)) => {
+                    let predicted = args.predicted.ledger()?;
                     let found = Found { allocated, reserved, capacity };
                     vramledger::reconcile(&args.predicted.name, &predicted, found, args.at.as_deref())?
                 }

@@ -3,11 +3,15 @@
 use ledger::Signal;
 use wire::Reconciliation;
 
-use crate::units::{difference, size};
+use crate::units::{difference, size, thousands};
 use crate::{Block, Column, Page, Report, Sheet};
 
 /// The most objects that are shown.
 const MOST_ROWS: usize = 20;
+/// The most objects that are shown of a prediction beside totals alone.
+const MOST_UNKNOWN: usize = 6;
+/// The most objects that are named for a request.
+const MOST_OBJECTS: usize = 4;
 
 impl Report for Reconciliation {
     fn page(&self) -> Page {
@@ -81,12 +85,21 @@ impl Report for Reconciliation {
                     row.reason.map_or("", wire::Reason::told).to_owned(),
                 ]
             };
+            let most =
+                if self.rows.iter().any(|row| row.found_bytes.is_some()) { MOST_ROWS } else { MOST_UNKNOWN };
             // What is left open stands last, and is shown in any case.
-            let shown = self.rows.iter().enumerate().filter(|(index, row)| {
-                *index < MOST_ROWS || row.category.0 == ledger::Category::Unattributed
-            });
+            let shown = self
+                .rows
+                .iter()
+                .enumerate()
+                .filter(|(index, row)| *index < most || row.category.0 == ledger::Category::Unattributed);
+            let shown: Vec<Vec<String>> = shown.map(|(_, shown)| row(shown)).collect();
+            let title = match self.rows.len() - shown.len() {
+                0 => "Line by line".to_owned(),
+                left_out => format!("Line by line; {} not shown", thousands(left_out as u64)),
+            };
             blocks.push(Block::Table {
-                title: Some("Line by line".into()),
+                title: Some(title),
                 columns: vec![
                     Column::words("object"),
                     Column::words("category"),
@@ -95,7 +108,7 @@ impl Report for Reconciliation {
                     Column::numbers("difference"),
                     Column::words("reason"),
                 ],
-                rows: shown.map(|(_, shown)| row(shown)).collect(),
+                rows: shown,
             });
         }
         blocks.push(Block::List {
@@ -156,6 +169,13 @@ fn beside(compared: &wire::Compared) -> Vec<Block> {
             difference(other.difference_bytes),
         )));
     }
+    if let Some(free) = compared.device_free_bytes {
+        blocks
+            .push(Block::Line(format!("The card had {} left for all processes.", difference_or_size(free))));
+    }
+    if let Some(request) = &compared.request {
+        blocks.push(Block::Line(asked(request)));
+    }
     let known = |bytes: Option<u64>| bytes.map_or_else(|| "none".into(), size);
     let columns = |first: &[&'static str]| {
         let words = first.iter().map(|name| Column::words(*name));
@@ -171,11 +191,25 @@ fn beside(compared: &wire::Compared) -> Vec<Block> {
             line.difference_bytes.map_or_else(|| "not known".into(), difference),
         ]
     };
-    blocks.push(Block::Table {
-        title: Some("Peaks of phases".into()),
-        columns: columns(&["step", "micro-batch", "phase"]),
-        rows: compared.phases.iter().take(MOST_ROWS).map(phase).collect(),
-    });
+    table(
+        &mut blocks,
+        "Peaks of phases",
+        columns(&["step", "micro-batch", "phase"]),
+        compared.phases.iter().map(phase),
+    );
+    let step = |line: &wire::StepLine| {
+        let figure = line.figure.replace('_', " ");
+        vec![
+            line.step.to_string(),
+            line.end_of.as_ref().map_or_else(|| figure.clone(), |phase| format!("{figure} after {phase}")),
+            size(line.predicted_bytes),
+            size(line.found_bytes),
+            difference(line.difference_bytes),
+        ]
+    };
+    let mut heads = columns(&["figure"]);
+    heads.insert(0, Column::numbers("step"));
+    table(&mut blocks, "Steps", heads, compared.steps.iter().map(step));
     let category = |line: &wire::CategoryLine| {
         vec![
             line.category.0.as_str().to_owned(),
@@ -184,11 +218,12 @@ fn beside(compared: &wire::Compared) -> Vec<Block> {
             difference(line.difference_bytes),
         ]
     };
-    blocks.push(Block::Table {
-        title: Some("At the peaks, by category".into()),
-        columns: columns(&["category"]),
-        rows: compared.categories.iter().map(category).collect(),
-    });
+    table(
+        &mut blocks,
+        "At the peaks, by category",
+        columns(&["category"]),
+        compared.categories.iter().map(category),
+    );
     if !compared.by_reason.is_empty() {
         let reason =
             |line: &wire::ReasonLine| vec![line.reason.told().to_owned(), difference(line.difference_bytes)];
@@ -199,6 +234,56 @@ fn beside(compared: &wire::Compared) -> Vec<Block> {
         });
     }
     blocks
+}
+
+/// A table of `rows`, where there are any; of many, the first and the last.
+fn table(
+    blocks: &mut Vec<Block>,
+    title: &str,
+    columns: Vec<Column>,
+    rows: impl Iterator<Item = Vec<String>>,
+) {
+    let mut rows: Vec<Vec<String>> = rows.collect();
+    let left_out = rows.len().saturating_sub(MOST_ROWS);
+    if rows.is_empty() {
+        return;
+    }
+    rows.drain(MOST_ROWS.min(rows.len()) / 2..MOST_ROWS.min(rows.len()) / 2 + left_out);
+    let title = match left_out {
+        0 => title.to_owned(),
+        _ => format!("{title}; {} not shown", thousands(left_out as u64)),
+    };
+    blocks.push(Block::Table { title: Some(title), columns, rows });
+}
+
+/// What could not be had, on both sides.
+fn asked(request: &wire::RequestLine) -> String {
+    let found = request.found_bytes.map_or_else(
+        || "The run ran out of memory".into(),
+        |bytes| format!("The run asked the device for {} and had no room", size(bytes)),
+    );
+    let predicted = request.predicted_bytes.map_or_else(
+        || "the prediction fits".into(),
+        |bytes| format!("the prediction has no room for {}", size(bytes)),
+    );
+    let objects: Vec<String> = request
+        .objects
+        .iter()
+        .take(MOST_OBJECTS)
+        .map(|object| format!("{} ({})", object.name, size(object.bytes)))
+        .collect();
+    let more = request.objects.len().saturating_sub(MOST_OBJECTS);
+    let objects = match (objects.as_slice(), more) {
+        ([], _) => String::new(),
+        (objects, 0) => format!(" As much is asked for by {}.", objects.join(", ")),
+        (objects, more) => format!(" As much is asked for by {} and {more} more.", objects.join(", ")),
+    };
+    format!("{found}; {predicted}.{objects}")
+}
+
+/// What is left of a card, which some drivers count below zero.
+fn difference_or_size(bytes: i64) -> String {
+    u64::try_from(bytes).map_or_else(|_| difference(bytes), size)
 }
 
 /// What to look at next.

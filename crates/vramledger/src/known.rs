@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ledger::{Category, DeviceKind, Event, Tape};
 use models::OptimizerImpl;
-use wire::Document;
+use wire::{Document, Ledger};
 
 use crate::evidence::read_ledger;
 use crate::{Error, PlanQuestion};
@@ -16,6 +16,8 @@ pub struct Known {
     pub parameters: Option<u64>,
     /// The ranks that hold the model.
     pub ranks: u64,
+    /// Whether, where no stack decides, that object is taken before which the run is nearest to the message.
+    pub(crate) takes_nearest: bool,
     run: Run,
     /// The same run with the optimizer parameter by parameter, where nothing says how it steps.
     one_by_one: Option<Run>,
@@ -38,8 +40,8 @@ pub(crate) struct KnownObject {
     pub(crate) dtype: Option<String>,
     pub(crate) shape: Option<Vec<u64>>,
     pub(crate) phase: Option<String>,
-    /// The event of the tape that makes the first.
-    pub(crate) event: Option<usize>,
+    /// The events of the tape that make the first of each step.
+    pub(crate) events: Vec<usize>,
 }
 
 impl Known {
@@ -66,7 +68,7 @@ impl Known {
             one_by_one.filter(|question| question.model.model.contradiction(&question.setup).is_none());
         let one_by_one = one_by_one.and_then(|question| crate::plan(question).ok());
         let one_by_one = one_by_one.map(|plan| Run::of_tape(plan.tape));
-        Ok(Self { parameters, ranks, run: Run::of_tape(plan.tape), one_by_one })
+        Ok(Self { parameters, ranks, run: Run::of_tape(plan.tape), one_by_one, ..Self::default() })
     }
 
     /// The run, as far as known with the optimizer parameter by parameter where `one_by_one` is so.
@@ -83,9 +85,13 @@ impl Known {
             let (about, tape) = *read;
             let parameters = about.parameters.map(|parameters| parameters.total);
             let ranks = about.batch.map_or(1, |batch| batch.world_size);
-            return Ok(Self { parameters, ranks, run: Run::of_tape(tape), one_by_one: None });
+            return Ok(Self { parameters, ranks, run: Run::of_tape(tape), ..Self::default() });
         }
-        let ledger = read_ledger(name, bytes)?;
+        Ok(Self::of_ledger(&read_ledger(name, bytes)?))
+    }
+
+    /// What `ledger` tells: the objects at its peaks.
+    pub(crate) fn of_ledger(ledger: &Ledger) -> Self {
         let peaks = [&ledger.peaks.requested, &ledger.peaks.allocated, &ledger.peaks.reserved];
         let mut objects: BTreeMap<(String, Category, u64), KnownObject> = BTreeMap::new();
         for peak in peaks.into_iter().flatten() {
@@ -101,16 +107,16 @@ impl Known {
                     dtype: None,
                     shape: None,
                     phase: None,
-                    event: None,
+                    events: Vec::new(),
                 });
             }
         }
-        Ok(Self {
+        Self {
             parameters: ledger.parameters.map(|parameters| parameters.total),
             ranks: ledger.batch.map_or(1, |batch| batch.world_size),
             run: Run { objects: objects.into_values().collect(), tape: None },
-            one_by_one: None,
-        })
+            ..Self::default()
+        }
     }
 
     /// Objects whose size is a multiple of the number of parameters, of all or of those of one rank.
@@ -132,7 +138,7 @@ impl Known {
                 dtype: None,
                 shape: None,
                 phase: None,
-                event: None,
+                events: Vec::new(),
             })
         };
         let each = shares.iter().flat_map(|ranks| ELEMENTS.map(|each| (*ranks, each)));
@@ -175,11 +181,15 @@ fn of_tape(tape: &Tape) -> Vec<KnownObject> {
                         dtype: layout.map(|layout| layout.dtype.as_str().to_owned()),
                         shape: layout.map(|layout| layout.shape.to_vec()),
                         phase: at.map(|at| tape.phase_name(at.phase).to_owned()),
-                        event: Some(index),
+                        events: Vec::new(),
                     };
                     (object, BTreeMap::new())
                 });
-                *row.1.entry(at.map_or(0, |at| at.step)).or_default() += 1;
+                let of_step = row.1.entry(at.map_or(0, |at| at.step)).or_default();
+                if *of_step == 0 {
+                    row.0.events.push(index);
+                }
+                *of_step += 1;
             }
             _ => {}
         }

@@ -24,6 +24,7 @@ use serde_json::{Map, Value, json};
 use wire::{About, Evidence, Ledger, Reading, Start, Step};
 
 pub use group::By;
+pub(crate) use oom::printed_slack;
 
 use self::recorded::Run;
 use self::shots::Shot;

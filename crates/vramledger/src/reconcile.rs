@@ -2,15 +2,21 @@
 
 mod asked;
 mod lines;
+mod message;
 mod reasons;
 mod settings;
+mod sides;
+mod steps;
+mod totals;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ledger::{Bytes, Found, Measure};
+use ledger::{Found, Measure};
 use wire::{CategoryLine, Compared, Ledger, Mismatch, PhaseLine, Reconciliation};
 
 use self::asked::Asked;
+pub use self::sides::reconcile_evidence;
+use self::totals::Total;
 use crate::Error;
 
 /// Holds what was found against what `predicted` says of its peak, or of `phase`.
@@ -63,9 +69,15 @@ pub fn reconcile_ledgers(
     let mut rows = lines::lines(&ours.contributors, &theirs.contributors);
     let asked = Asked::of(&predicted.subject);
     let now = distance(predicted, found);
-    let agrees = now <= theirs.bytes / 1000;
-    let other = asked.as_ref().filter(|_| !agrees).and_then(|asked| settings::nearest(asked, found, now));
-    reasons::give(&mut rows, &reasons::Sides { found, measure, other: other.as_ref() });
+    let other = asked.as_ref().filter(|_| now > 0).and_then(|asked| {
+        let other = settings::nearest(asked, now, &|ledger| distance(ledger, found))?;
+        // What is next to nothing is put down to a setting that leaves nothing of it.
+        (now > theirs.bytes / 1000 || other.distance <= now / 16).then_some(other)
+    });
+    reasons::give(
+        &mut rows,
+        &reasons::Sides { found, measure, keeps: steps::keeps_more(predicted, found), other: other.as_ref() },
+    );
     let by_reason = reasons::sums(&rows);
     let unexplained = rows.iter().filter(|row| row.reason == Some(wire::Reason::Unexplained));
     answer.evidence = Some(Compared {
@@ -79,6 +91,8 @@ pub fn reconcile_ledgers(
         }),
         unexplained_bytes: unexplained.map(|row| row.difference_bytes.unwrap_or(0).unsigned_abs()).sum(),
         by_reason,
+        device_free_bytes: found.oom.as_ref().and_then(|oom| oom.device_free_bytes?.try_into().ok()),
+        ..Compared::default()
     });
     answer.rows = rows;
     Ok(answer)
@@ -102,31 +116,27 @@ fn numbers(
         },
         None => books.prediction(None)?,
     };
-    let bytes = found.peaks.get(measure).map_or(0, |peak| peak.bytes);
-    let device = found.devices.iter().find(|device| device.kind == wire::DeviceKind::Gpu);
-    let limit =
-        device.and_then(|device| device.capacity_bytes?.checked_sub(device.context_bytes.unwrap_or(0)));
-    let reserved = found.peaks.reserved.as_ref().map_or(bytes, |peak| peak.bytes.max(bytes));
-    let capacity = limit.filter(|limit| *limit >= reserved).unwrap_or(reserved).max(1);
-    let totals = Found {
-        allocated: Bytes::new(bytes),
-        reserved: Bytes::new(reserved),
-        capacity: Bytes::new(capacity),
+    let reserved = found.peaks.reserved.as_ref().map(|peak| peak.bytes);
+    let ours = Total { capacity: totals::usable(predicted), ..Total::default() };
+    let theirs = Total {
+        bytes: found.peaks.get(measure).map_or(0, |peak| peak.bytes),
+        reserved,
+        capacity: totals::usable(found),
+        ..Total::default()
     };
+    let (totals, told) = totals::found_totals(&ours, &theirs);
     let mut limits = vec![
         "both sides are taken at their own peaks, which need not be of one phase".to_owned(),
         "objects are paired by name, module and size, and what is left by category: which of them are the same is known by name alone".into(),
         "a difference that nothing explains is neither a leak nor fragmentation".into(),
     ];
-    if limit.is_none() {
-        limits.push(
-            "the evidence does not say how much the card has: the margin is of what it reserved".into(),
-        );
-    }
+    limits.extend(told.map(Into::into));
     if found.peaks.reserved.is_none() {
         limits.push("the evidence does not say what was reserved".into());
     }
-    Ok(Reconciliation::new(&ledger::reconcile(&prediction, totals, None)?, limits))
+    let mut answer = Reconciliation::new(&ledger::reconcile(&prediction, totals, None)?, limits);
+    totals::quiet(&mut answer, &ours, &theirs);
+    Ok(answer)
 }
 
 /// How far the phases of `predicted` are from those of `found`, in bytes: peaks and ends of both, of the steps that

@@ -34,7 +34,7 @@ pub use reading::{
 };
 pub use reconcile::{
     At, CategoryLine, Compared, Found, Mismatch, OtherSetting, PhaseLine, Reason, ReasonLine, Reconciliation,
-    Row,
+    RequestLine, Row, StepLine,
 };
 pub use series::{Series, SeriesColumn, SeriesExtra, SeriesFigure, SeriesOf, SeriesPoint};
 pub use simulate::{Simulated, SimulatedDevice, Simulation};

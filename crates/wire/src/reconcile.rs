@@ -80,13 +80,23 @@ pub struct Row {
     pub reason: Option<Reason>,
 }
 
-/// A prediction beside a ledger of a run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+/// A prediction beside what a run left behind.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Compared {
     /// Where the two are not of one workload.
     pub mismatches: Vec<Mismatch>,
     /// The peaks of phases, in the measure of the reconciliation.
     pub phases: Vec<PhaseLine>,
+    /// Totals at steps, of evidence that has no phases.
+    #[serde(default)]
+    pub steps: Vec<StepLine>,
+    /// The request that found no room, where the evidence tells of one.
+    #[serde(default)]
+    pub request: Option<RequestLine>,
+    /// What the card had left for anyone, where the evidence says: other processes and what lies outside the allocator
+    /// take from it, so that it is not the margin of the process.
+    #[serde(default)]
+    pub device_free_bytes: Option<i64>,
     /// The peak by category: the differences sum to `estimate_difference_bytes`.
     pub categories: Vec<CategoryLine>,
     /// The setting of the prediction with which it would come nearest to what was found, where that is another one.
@@ -123,6 +133,34 @@ pub struct PhaseLine {
     pub found_bytes: Option<u64>,
     /// Found less predicted.
     pub difference_bytes: Option<i64>,
+}
+
+/// A total at a step on both sides.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct StepLine {
+    /// The step, as the evidence counts.
+    pub step: u64,
+    /// What it is the total of: allocated, reserved, peak_allocated or peak_reserved.
+    pub figure: String,
+    /// The phase at whose end it is taken to be; null for peaks, and where the sides count alike.
+    pub end_of: Option<String>,
+    /// The predicted total.
+    pub predicted_bytes: u64,
+    /// The total found.
+    pub found_bytes: u64,
+    /// Found less predicted.
+    pub difference_bytes: i64,
+}
+
+/// A request that found no room.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct RequestLine {
+    /// What the prediction asks of the device when it finds no room; null where it fits.
+    pub predicted_bytes: Option<u64>,
+    /// What was asked of the device.
+    pub found_bytes: Option<u64>,
+    /// The predicted objects that ask for as much, those that the stack speaks for first.
+    pub objects: Vec<crate::SizedObject>,
 }
 
 /// A category at the peaks of both sides.

@@ -60,3 +60,116 @@ fn evidence_and_numbers_are_one_or_the_other() {
         assert_eq!((answer.exit, answer.stdout.as_str()), (Some(2), ""), "{settings}");
     }
 }
+
+/// The plan under `settings`, as the log of a run that prints totals when each step is over: one row for each of six
+/// steps, each with `more` bytes above the one before.
+fn log(folder: &Folder, settings: &str, more: u64) -> String {
+    let plan = folder.run(&format!("plan gpt2 {settings} {SETUP}")).json();
+    let phases = plan["phases"].as_array().unwrap();
+    let last = |step: u64| {
+        let mut rows = phases.iter().filter(|row| row["step"] == step && row["phase"] == "update");
+        rows.next_back().unwrap()["end"].clone()
+    };
+    let peak = |step: u64| {
+        let rows = phases.iter().filter(|row| row["step"].as_u64().unwrap() <= step);
+        rows.map(|row| row["peak"]["allocated_bytes"].as_u64().unwrap()).max().unwrap()
+    };
+    let row = |step: u64| {
+        let (planned, kept) = (step.min(2) + 1, step * more);
+        let end = last(planned);
+        let (allocated, reserved) = (&end["allocated_bytes"], &end["reserved_bytes"]);
+        let (allocated, reserved) = (allocated.as_u64().unwrap() + kept, reserved.as_u64().unwrap() + kept);
+        format!("{step},{allocated},{reserved},{}\n", peak(planned) + kept)
+    };
+    let rows: String = (0..6).map(row).collect();
+    format!("step,allocated_bytes,reserved_bytes,max_allocated_bytes\n{rows}")
+}
+
+#[test]
+fn a_log_of_steps_is_evidence() {
+    let folder = Folder::new();
+    let plan = planned(&folder, "plan.json", "");
+    let reconciled = |text: String| {
+        let answer = folder.run_with(&format!("reconcile {plan} - --format json"), text.as_bytes());
+        (answer.exit, answer.json())
+    };
+    let (exit, document) = reconciled(log(&Folder::new(), "", 0));
+    assert_eq!((exit, &document["estimate_difference_bytes"]), (Some(0), &0.into()));
+    let steps = document["evidence"]["steps"].as_array().unwrap().clone();
+    assert_eq!(steps.len(), 18);
+    assert!(steps.iter().all(|line| line["difference_bytes"] == 0), "{steps:?}");
+    assert!(steps.iter().filter(|line| line["figure"] == "allocated").all(|line| line["end_of"] == "update"));
+
+    let (exit, document) = reconciled(log(&Folder::new(), "--attention eager", 0));
+    assert_eq!(exit, Some(1));
+    assert_eq!(document["evidence"]["setting"]["setting"], "--attention eager");
+    assert_eq!(document["evidence"]["by_reason"][0]["reason"], "other_implementation");
+
+    let (exit, document) = reconciled(log(&Folder::new(), "", 100 << 20));
+    assert_eq!(exit, Some(1));
+    assert_eq!(document["evidence"]["setting"], serde_json::Value::Null);
+    assert_eq!(document["evidence"]["by_reason"][0]["reason"], "kept_by_reference");
+    assert_eq!(document["estimate_difference_bytes"], 500 << 20);
+}
+
+#[test]
+fn two_logs_are_held_against_each_other() {
+    let folder = Folder::new()
+        .with("one.csv", log(&Folder::new(), "", 0))
+        .with("other.csv", log(&Folder::new(), "", 100 << 20));
+    let document = folder.run("reconcile one.csv other.csv --format json").json();
+    assert_eq!(document["estimate_difference_bytes"], 500 << 20);
+    assert_eq!(document["evidence"]["by_reason"][0]["reason"], "kept_by_reference");
+    assert_eq!(folder.run("reconcile one.csv one.csv").exit, Some(0));
+}
+
+#[test]
+fn an_out_of_memory_message_is_held_against_what_the_plan_has_in_place() {
+    let folder = Folder::new();
+    let capacity = "--capacity 3300MiB";
+    let plan = folder.run(&format!("plan gpt2 {capacity} {SETUP} -o tight.json"));
+    assert_eq!(plan.exit, Some(1), "{}", plan.stderr);
+    let plan: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(folder.path().join("tight.json")).unwrap()).unwrap();
+    let oom = &plan["oom"];
+    let mib = |bytes: f64| format!("{:.2} MiB", bytes / f64::from(1 << 20));
+    let gib = |bytes: f64| format!("{:.2} GiB", bytes / f64::from(1 << 30));
+    let of = |value: &serde_json::Value| value.as_u64().unwrap() as f64;
+    let (held, free) = (&oom["held"], of(&oom["device_free_bytes"]));
+    let (allocated, reserved) = (of(&held["allocated_bytes"]), of(&held["reserved_bytes"]));
+    let total = of(&plan["devices"][0]["capacity_bytes"]);
+    let message = format!(
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {}. GPU 0 has a total capacity of {} of which {} \
+         is free. Including non-PyTorch memory, this process has {} memory in use. Of the allocated memory {} is \
+         allocated by PyTorch, and {} is reserved by PyTorch but unallocated.\n",
+        mib(of(&oom["device_request_bytes"])),
+        gib(total),
+        mib(free),
+        gib(total - free),
+        gib(allocated),
+        mib(reserved - allocated),
+    );
+    let folder = folder.with("oom.txt", message);
+    let document = folder.run("reconcile tight.json oom.txt --format json");
+    assert_eq!(document.exit, Some(0), "{}", document.stderr);
+    let document = document.json();
+    assert_eq!(document["evidence"]["unexplained_bytes"], 0);
+    assert_eq!(document["evidence"]["request"]["predicted_bytes"], oom["device_request_bytes"]);
+    assert!(document["evidence"]["device_free_bytes"].as_i64().unwrap() > 0);
+
+    // Of a plan for another card: what it has in place before the objects that ask for as much.
+    let wide = planned(&folder, "wide.json", "");
+    let answer = folder.run(&format!("reconcile {wide} oom.txt --format json"));
+    assert_eq!(answer.exit, Some(0), "{}", answer.stderr);
+    let document = answer.json();
+    assert_eq!(document["evidence"]["mismatches"][0]["what"], "bytes of the card");
+    assert_eq!(document["at"]["phase"], oom["phase"]);
+    assert!(!document["evidence"]["request"]["objects"].as_array().unwrap().is_empty());
+
+    // Of a plan with half the batch, which fits.
+    let half =
+        folder.run(&format!("plan gpt2 {capacity} {} -o half.json", SETUP.replace("--batch 4", "--batch 2")));
+    assert_eq!(half.exit, Some(0), "{}", half.stderr);
+    let document = folder.run("reconcile half.json oom.txt --format json").json();
+    assert_eq!(document["evidence"]["setting"]["setting"], "--batch 4");
+}

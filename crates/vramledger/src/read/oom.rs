@@ -11,6 +11,7 @@ use ledger::{Bytes, DeviceId};
 use wire::{DeviceInstant, Instants, OtherProcess, ProgramNeeds, SizedObject, StackFrame};
 
 use self::verdict::judge;
+pub(crate) use self::verdict::printed_slack;
 use self::work::Work;
 use crate::known::{Known, KnownObject, Run};
 
@@ -160,8 +161,17 @@ fn name(instant: &mut DeviceInstant, message: &Message, work: Option<Work>, know
     };
     found.sort_by_key(|object| (!speaks(object), object.category.is_none()));
     let decides = found.iter().any(|object| speaks(object));
-    let likely =
-        found.iter().take_while(|object| if decides { speaks(object) } else { found.len() == 1 }).count();
+    let likely = match (decides, found.len()) {
+        (true, _) => found.iter().take_while(|object| speaks(object)).count(),
+        (false, 1) => 1,
+        (false, all) => {
+            if known.takes_nearest {
+                all
+            } else {
+                0
+            }
+        }
+    };
     if let Some(place) = predict(instant, &found[..likely], run) {
         found[..=place].rotate_right(1);
     }
@@ -221,8 +231,11 @@ const MOST_PREDICTED: usize = 32;
 fn predict(instant: &mut DeviceInstant, objects: &[&KnownObject], run: &Run) -> Option<usize> {
     let tape = run.tape.as_ref()?;
     let mut best: Option<(u64, usize, BTreeMap<wire::Category, u64>)> = None;
-    for (place, object) in objects.iter().enumerate().take(MOST_PREDICTED) {
-        let Some(before) = object.event.and_then(|event| event.checked_sub(1)) else { continue };
+    let events = objects.iter().enumerate().flat_map(|(place, object)| {
+        let before = object.events.iter().filter_map(|event| event.checked_sub(1));
+        before.map(move |before| (place, before))
+    });
+    for (place, before) in events.take(MOST_PREDICTED) {
         let mut held: BTreeMap<wire::Category, u64> = BTreeMap::new();
         for holder in ledger::holders(tape, before, DeviceId(0)) {
             *held.entry(wire::Category(holder.category)).or_default() += holder.bytes.get();

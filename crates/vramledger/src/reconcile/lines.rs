@@ -57,6 +57,8 @@ pub(super) fn lines(predicted: &[Contributor], found: &[Contributor]) -> Vec<Row
     pair(&mut ours, &mut theirs, &mut rows, |a, b| near(a, b) && inside(a, b, &passes));
     pair(&mut ours, &mut theirs, &mut rows, |a, b| same(a, b) && a.bytes == b.bytes);
     pair(&mut ours, &mut theirs, &mut rows, same);
+    // While a shard is gathered, the whole is a buffer to one side and the parameter to the other.
+    pair(&mut ours, &mut theirs, &mut rows, |a, b| a.name().ends_with(".gathered") && shards(b.of.category));
     pair(&mut ours, &mut theirs, &mut rows, |a, b| a.bytes == b.bytes);
     rows.extend(ours.iter().filter(|item| item.bytes > 0).map(|item| row(item.of, item.bytes, 0)));
     rows.extend(theirs.iter().filter(|item| item.bytes > 0).map(|item| row(item.of, 0, item.bytes)));
@@ -66,6 +68,11 @@ pub(super) fn lines(predicted: &[Contributor], found: &[Contributor]) -> Vec<Row
 /// Whether objects of `category` come and go in a step.
 const fn passes(category: wire::Category) -> bool {
     matches!(category.0, Category::Activation | Category::Temporary)
+}
+
+/// Whether objects of `category` can be parameters, shards of them or what shards are gathered into.
+const fn shards(category: wire::Category) -> bool {
+    matches!(category.0, Category::Parameter | Category::MasterWeight | Category::CommunicationBuffer)
 }
 
 /// The longest of `modules` that `name` lies in.

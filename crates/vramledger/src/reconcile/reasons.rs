@@ -12,6 +12,8 @@ use super::settings::Try;
 pub(super) struct Sides<'a> {
     pub(super) found: &'a Ledger,
     pub(super) measure: Measure,
+    /// Whether what is found at the ends of steps goes further and further above the prediction.
+    pub(super) keeps: bool,
     /// The setting with which the prediction comes much nearer.
     pub(super) other: Option<&'a Try>,
 }
@@ -71,6 +73,10 @@ fn reason(row: &Row, sides: &Sides<'_>, left: Option<&BTreeMap<(String, wire::Ca
     }
     let grows = sides.found.reading.as_ref().into_iter().flat_map(|reading| &reading.growth.rows);
     if difference > 0 && grows.into_iter().any(|grown| grown.name == row.name) {
+        return Reason::KeptByReference;
+    }
+    let of_steps = [Category::Activation, Category::Temporary, Category::Input];
+    if difference > 0 && sides.keeps && of_steps.contains(&row.category.0) {
         return Reason::KeptByReference;
     }
     // Bytes in blocks against bytes asked for: less than the block size for each object.

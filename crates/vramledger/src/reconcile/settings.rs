@@ -5,7 +5,6 @@ use models::{Attention, Checkpoint, OptimizerImpl, Setup, Torch};
 use wire::{Ledger, Reason};
 
 use super::asked::Asked;
-use super::distance;
 use crate::plan::plan;
 
 /// A setting that the run may have had instead.
@@ -23,11 +22,11 @@ pub(super) struct Try {
 /// A prediction that comes this much nearer, one in so many, is told.
 const NEARER: u64 = 4;
 
-/// The setting with which the plan comes nearest to `found`, where that is much nearer than `now`.
-pub(super) fn nearest(asked: &Asked, found: &Ledger, now: u64) -> Option<Try> {
+/// The setting with which the plan comes nearest by `distance`, where that is much nearer than `now`.
+pub(super) fn nearest(asked: &Asked, now: u64, distance: &dyn Fn(&Ledger) -> u64) -> Option<Try> {
     let tried = others(asked.setup()).into_iter().filter_map(|(setting, reason, setup)| {
         let ledger = plan(asked.with(setup)).ok()?.ledger;
-        let distance = distance(&ledger, found);
+        let distance = distance(&ledger);
         Some(Try { setting, reason, ledger, distance })
     });
     tried.min_by_key(|one| one.distance).filter(|best| best.distance <= now / NEARER)

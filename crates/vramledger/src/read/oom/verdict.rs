@@ -29,7 +29,7 @@ pub(super) fn judge(instant: &mut DeviceInstant, message: &Message) -> Vec<Strin
 }
 
 /// By how much a figure may be off that is printed with two decimals.
-fn slack(bytes: u64) -> i128 {
+pub(crate) const fn printed_slack(bytes: u64) -> u64 {
     let unit = match bytes {
         0..1024 => return 0,
         1024..0x10_0000 => 1 << 10,
@@ -37,6 +37,10 @@ fn slack(bytes: u64) -> i128 {
         _ => 1 << 30,
     };
     unit / 200 + 1
+}
+
+fn slack(bytes: u64) -> i128 {
+    i128::from(printed_slack(bytes))
 }
 
 /// The verdict of the figures alone, and its sentence.
