@@ -146,6 +146,9 @@ pub struct ReadArgs {
     /// Replay the requests under these settings too, as in PYTORCH_CUDA_ALLOC_CONF
     #[arg(long, value_name = "STRING")]
     pub what_if: Vec<String>,
+    /// What the device has, in place of what the file tells: what grows is held against it
+    #[arg(long, value_name = "SIZE", value_parser = value::size, allow_negative_numbers = true)]
+    pub capacity: Option<Bytes>,
 
     /// The model of the run, as `plan` takes it: its objects name what was asked for
     #[arg(long, value_name = "MODEL", help_heading = "Out of memory")]

@@ -7,6 +7,7 @@
 mod account;
 mod answers;
 mod compare;
+mod growth;
 mod instants;
 mod page;
 mod plan;

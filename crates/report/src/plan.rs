@@ -3,6 +3,7 @@
 use wire::explanation::{Explanation, Owner, PeakSummary, Rung, Span};
 use wire::{Batch, Contributor, Ledger, Oom, Totals};
 
+use crate::growth;
 use crate::rank::rank_of;
 use crate::units::{Unit, count, flops, size, thousands};
 use crate::{Block, Column, Page, Report, Sheet};
@@ -37,6 +38,7 @@ impl Report for PlanReport<'_> {
             blocks.push(self.levers());
         }
         blocks.push(Block::List { title: "Assumed".into(), items: self.ledger.assumptions.clone() });
+        blocks.extend(self.ledger.growth.iter().flat_map(|growth| growth::blocks(growth, None)));
         blocks.push(Block::List {
             title: "Not in these figures".into(),
             items: self.ledger.interpretation_limits.clone(),

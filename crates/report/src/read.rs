@@ -1,10 +1,11 @@
 //! The report of a reading: what a recording of a run says.
 
 use wire::{
-    Evidence, Growing, Instant, InstantRow, Ladder, Ledger, Peak, Pin, Reading, Step, Stranded, Stranding,
-    Totals, Trend, WhatIf,
+    Evidence, Instant, InstantRow, Ladder, Ledger, Peak, Pin, Reading, Step, Stranded, Stranding, Totals,
+    WhatIf,
 };
 
+use crate::growth;
 use crate::plan::request;
 use crate::units::{Unit, size, thousands};
 use crate::{Block, Column, Page, Report, Sheet};
@@ -17,8 +18,6 @@ const WORTH_A_TRY: u64 = 5;
 const WIDEST_NAME: usize = 60;
 /// The least share of the total that makes a row.
 const LEAST_SHARE: f64 = 0.0005;
-/// The most growing places that are shown.
-const MOST_GROWING: usize = 8;
 /// The most segments that are shown.
 const MOST_SEGMENTS: usize = 5;
 /// The most steps that are all shown; of more, so many from the start and from the end.
@@ -48,7 +47,7 @@ impl Report for ReadReport<'_> {
             blocks.push(ladder(instant));
         }
         blocks.extend(self.steps());
-        blocks.extend(self.growth());
+        blocks.extend(growth::blocks(&self.reading.growth, None));
         for stranding in self.reading.stranding.iter().filter(|stranding| stranding.stranded_bytes > 0) {
             blocks.extend(self.stranding(stranding));
         }
@@ -165,6 +164,11 @@ impl Report for ReadReport<'_> {
                 count: Some(row.count),
                 ..Line::default()
             };
+            sheet.rows.push(line.fields());
+        }
+        for slope in self.reading.growth.allocated.iter().chain(&self.reading.growth.reserved) {
+            let line = Line { section: "slope", step: u32::try_from(slope.to_step).ok(), ..Line::default() };
+            let line = Line { measure: &slope.figure, bytes: Some(slope.bytes_per_step), ..line };
             sheet.rows.push(line.fields());
         }
         for stranding in &self.reading.stranding {
@@ -567,59 +571,6 @@ impl ReadReport<'_> {
         })
     }
 
-    fn growth(&self) -> Vec<Block> {
-        let growth = &self.reading.growth;
-        if growth.verdict == Trend::TooFewSteps && growth.steps == 0 {
-            return Vec::new();
-        }
-        let head = match growth.verdict {
-            Trend::TooFewSteps => "Growth is not known".to_owned(),
-            Trend::Steady => "Nothing grows from step to step".into(),
-            Trend::WarmUp => "Nothing grows any more".into(),
-            Trend::Growing => format!("It grows by {} a step", size(growth.bytes_per_step)),
-        };
-        let good = (growth.verdict == Trend::Growing).then_some(false);
-        let mut blocks = vec![Block::Verdict { good, text: format!("{head}: {}.", growth.explanation) }];
-        let unit = Unit::of_largest(growth.rows.iter().map(|row| row.bytes));
-        let row = |row: &Growing| {
-            vec![
-                short(&row.name),
-                row.category.0.as_str().to_owned(),
-                unit.number(row.bytes_per_step),
-                format!("{}-{}", row.first_step, row.last_step),
-                thousands(row.count),
-                unit.number(row.bytes),
-            ]
-        };
-        let mut rows: Vec<Vec<String>> = growth.rows.iter().take(MOST_GROWING).map(row).collect();
-        let rest = growth.rows.get(MOST_GROWING..).unwrap_or_default();
-        if !rest.is_empty() {
-            rows.push(vec![
-                format!("{} more", thousands(rest.len() as u64)),
-                String::new(),
-                unit.number(rest.iter().map(|row| row.bytes_per_step).sum()),
-                String::new(),
-                thousands(rest.iter().map(|row| row.count).sum()),
-                unit.number(rest.iter().map(|row| row.bytes).sum()),
-            ]);
-        }
-        if !rows.is_empty() {
-            blocks.push(Block::Table {
-                title: Some(format!("What grows, requested {}", unit.name())),
-                columns: vec![
-                    Column::words("made at"),
-                    Column::words("category"),
-                    Column::numbers("a step"),
-                    Column::numbers("in steps"),
-                    Column::numbers("count"),
-                    Column::numbers("now"),
-                ],
-                rows,
-            });
-        }
-        blocks
-    }
-
     fn stranding(&self, stranding: &Stranding) -> Vec<Block> {
         let unit = self.unit();
         let when = if stranding.at == "end" { "at the end" } else { "when most is reserved" };
@@ -680,7 +631,7 @@ impl ReadReport<'_> {
 }
 
 /// The frames of a place that fit into a page, the innermost first; at least that one.
-fn short(name: &str) -> String {
+pub(crate) fn short(name: &str) -> String {
     let mut shown = String::new();
     for (index, frame) in name.split(" < ").enumerate() {
         if index > 0 && shown.len() + frame.len() + 3 > WIDEST_NAME {

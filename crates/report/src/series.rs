@@ -2,6 +2,7 @@
 
 use wire::{Series, SeriesFigure, SeriesOf, SeriesPoint};
 
+use crate::growth;
 use crate::units::{Unit, size, thousands};
 use crate::{Block, Column, Page, Report, Sheet};
 
@@ -22,6 +23,9 @@ pub struct SeriesReport<'a> {
 impl Report for SeriesReport<'_> {
     fn page(&self) -> Page {
         let mut blocks = vec![self.verdict(), Block::Line(self.file())];
+        for series in self.series.series.iter().take(MOST_SERIES) {
+            blocks.extend(growth::blocks(&series.growth, series.of.as_deref()));
+        }
         blocks.extend(self.figures());
         for series in self.series.series.iter().take(MOST_SERIES) {
             blocks.extend(points(series));

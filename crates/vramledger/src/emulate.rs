@@ -12,6 +12,7 @@ use models::Gpu;
 use serde::Deserialize;
 
 pub use answer::{Emulation, End, emulation};
+pub(crate) use recorded::Recorded;
 pub use software::{PROBE, Software, elsewhere};
 
 use crate::Error;

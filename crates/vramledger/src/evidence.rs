@@ -25,6 +25,14 @@ pub fn read_ledger(name: &str, bytes: &[u8]) -> Result<Ledger, Error> {
         };
     }
     let document = Document::read(bytes).map_err(|problem| Error::Document { name: name.into(), problem })?;
+    of_document(name, document)
+}
+
+/// The ledger of `document`.
+///
+/// # Errors
+/// Hand-written states that are no timeline.
+pub(crate) fn of_document(name: &str, document: Document) -> Result<Ledger, Error> {
     Ok(match document {
         Document::Ledger(ledger) => *ledger,
         Document::Tape(read) => {

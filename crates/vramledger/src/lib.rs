@@ -11,6 +11,7 @@ mod evidence;
 mod explain;
 mod failure;
 mod fit;
+mod growth;
 mod known;
 mod largest;
 mod levers;

@@ -2,7 +2,6 @@
 
 mod account;
 mod group;
-mod growth;
 mod logged;
 mod oom;
 mod recorded;
@@ -16,12 +15,13 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io;
 
+use allocator::PlacedAllocator;
 use evidence::recognise::{self, Form, Opened, TextForm};
 use evidence::snapshot::{Setting, Snapshot, SnapshotError, Stack};
 use evidence::{LogError, Smi, StepLog, Timeline};
-use ledger::{DeviceKind, Event, Measure, Provenance, Tape};
+use ledger::{Bytes, DeviceKind, Event, Measure, Provenance, Tape};
 use serde_json::{Map, Value, json};
-use wire::{About, Evidence, Ledger, Reading, Start, Step};
+use wire::{About, Document, Evidence, Ledger, Reading, Start, Step};
 
 pub use group::By;
 pub(crate) use oom::printed_slack;
@@ -30,7 +30,8 @@ use self::recorded::Run;
 use self::shots::Shot;
 use crate::Error;
 use crate::Known;
-use crate::evidence::read_ledger;
+use crate::evidence::of_document;
+use crate::growth;
 
 /// What `read` is asked.
 #[derive(Clone, Debug, Default)]
@@ -47,6 +48,8 @@ pub struct ReadQuestion {
     pub step: Option<u32>,
     /// Settings strings to replay the requests under.
     pub what_if: Vec<String>,
+    /// What the device has, in place of what the evidence tells: what grows is held against it.
+    pub capacity: Option<Bytes>,
     /// What is known of the run that an out-of-memory message is of.
     pub known: Option<Known>,
 }
@@ -97,9 +100,9 @@ pub fn read(path: &str, source: impl io::Read, question: &ReadQuestion) -> Resul
             match form {
                 Form::Pickle => ledger(snapshot(path, bytes, file_bytes, question)?),
                 Form::Timeline => timeline(path, &bytes, file_bytes, question),
-                Form::Records => records(path, &bytes, file_bytes),
+                Form::Records => records(path, &bytes, file_bytes, question),
                 Form::Text => text(path, &recognise::text(&bytes), file_bytes, question),
-                _ => ledger(Read { ledger: read_ledger(path, &bytes)?, tape: None }),
+                _ => ledger(document(path, &bytes, question)?),
             }
         }
     }
@@ -132,6 +135,20 @@ fn snapshot(path: &str, bytes: Vec<u8>, file_bytes: u64, question: &ReadQuestion
     run.answer(path, file_bytes, question)
 }
 
+/// A document that has a ledger; of a tape with what grows on it.
+fn document(path: &str, bytes: &[u8], question: &ReadQuestion) -> Result<Read, Error> {
+    let document = Document::read(bytes).map_err(|problem| Error::Document { name: path.into(), problem })?;
+    let growth = match &document {
+        Document::Tape(read) => Some(growth::of_kept(&read.0, &read.1, question.capacity)),
+        Document::Ledger(_) | Document::States(_) => None,
+    };
+    let mut ledger = of_document(path, document)?;
+    if let Some(growth) = growth {
+        ledger.growth = Some(Box::new(growth));
+    }
+    Ok(Read { ledger, tape: None })
+}
+
 fn timeline(path: &str, bytes: &[u8], file_bytes: u64, question: &ReadQuestion) -> Result<Answer, Error> {
     let read = Timeline::read(bytes).map_err(|problem| Error::Timeline { name: path.into(), problem })?;
     match read {
@@ -140,13 +157,20 @@ fn timeline(path: &str, bytes: &[u8], file_bytes: u64, question: &ReadQuestion) 
         }
         Timeline::Sums(found) => {
             let limits = ["the sums are by category, in bytes; who made an object is not in a timeline"];
-            Ok(Answer::Series(logged::series("memory_timeline", file_bytes, &[found], &[], &limits)))
+            Ok(Answer::Series(logged::series(
+                "memory_timeline",
+                file_bytes,
+                &[found],
+                &[],
+                &limits,
+                question.capacity,
+            )))
         }
     }
 }
 
 /// A list of records, as a trainer keeps its log.
-fn records(path: &str, bytes: &[u8], file_bytes: u64) -> Result<Answer, Error> {
+fn records(path: &str, bytes: &[u8], file_bytes: u64, question: &ReadQuestion) -> Result<Answer, Error> {
     let damaged = |problem| Error::Records { name: path.into(), problem };
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     let mut read: Value = serde_json::from_slice(bytes).map_err(damaged)?;
@@ -156,7 +180,7 @@ fn records(path: &str, bytes: &[u8], file_bytes: u64) -> Result<Answer, Error> {
     };
     let records = records.as_array().map(Vec::as_slice).unwrap_or_default();
     let log = StepLog::of_records(records).map_err(|problem| Error::Log { name: path.into(), problem })?;
-    Ok(Answer::Series(logged::step_log(&log, file_bytes)))
+    Ok(Answer::Series(logged::step_log(&log, file_bytes, question.capacity)))
 }
 
 fn instants(found: &[evidence::Instant]) -> wire::Instants {
@@ -172,7 +196,14 @@ fn text(path: &str, text: &str, file_bytes: u64, question: &ReadQuestion) -> Res
             Some(Smi { series, warnings, .. }) if !series.is_empty() => {
                 let limits =
                     ["what a card has in use is of all its processes, and of more than their allocators"];
-                Ok(Answer::Series(logged::series("smi", file_bytes, &series, &warnings, &limits)))
+                Ok(Answer::Series(logged::series(
+                    "smi",
+                    file_bytes,
+                    &series,
+                    &warnings,
+                    &limits,
+                    question.capacity,
+                )))
             }
             Some(Smi { instants: found, .. }) => Ok(Answer::Instants(instants(&found))),
             None => Err(not("a text without figures of memory")),
@@ -185,7 +216,7 @@ fn text(path: &str, text: &str, file_bytes: u64, question: &ReadQuestion) -> Res
         }
         TextForm::Summary => Ok(Answer::Instants(instants(&evidence::summary::summaries(text)))),
         TextForm::Log => match StepLog::read(text) {
-            Ok(log) => Ok(Answer::Series(logged::step_log(&log, file_bytes))),
+            Ok(log) => Ok(Answer::Series(logged::step_log(&log, file_bytes, question.capacity))),
             Err(LogError::NoRows) => Err(not("a text without figures of memory")),
             Err(problem) => Err(Error::Log { name: path.into(), problem }),
         },
@@ -231,7 +262,8 @@ impl Run {
         if let Some(end) = last.and_then(shot) {
             stranding.extend(gpus.iter().map(|gpu| stranding::stranding(&self, "end", *gpu, end)));
         }
-        let growth = growth::growth(&self.taped.tape);
+        let mut meter = PlacedAllocator::new(&self.taped.tape, &self.places, &self.settings);
+        let growth = growth::of_tape(&self.taped.tape, Some(&mut meter), question.capacity);
         let blocks_agree = last.and_then(shot).and_then(|shot| self.blocks_agree(shot));
         let about = self.about(path);
         let mut ledger = Ledger::new(about.clone(), &self.books);

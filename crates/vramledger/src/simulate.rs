@@ -101,7 +101,7 @@ fn place(tape: &mut Tape, rows: &mut Vec<Outside>, question: &SimulateQuestion<'
 }
 
 /// The release of torch that the tape names, or the last modelled one before it.
-fn known_torch(about: &About) -> Option<Torch> {
+pub(crate) fn known_torch(about: &About) -> Option<Torch> {
     fit::torch(about.subject.get("software")?.get("torch")?.as_str()?)
 }
 

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::{Category, Provenance, Ranks, ReadError, Reading};
+use crate::{Category, Growth, Provenance, Ranks, ReadError, Reading};
 
 /// The books of one run: what was on the devices in each phase, and what made the peaks.
 ///
@@ -66,6 +66,9 @@ pub struct Ledger {
     /// What a recording says besides, where the ledger was read from one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reading: Option<Box<Reading>>,
+    /// What grows from step to step, of an emulated run and of a tape; of a recording it is in `reading`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub growth: Option<Box<Growth>>,
 }
 
 /// What is known of a run besides its tape: the rest of a ledger, kept in a tape file as well.
@@ -375,6 +378,7 @@ impl Ledger {
             warnings: about.warnings,
             tape: None,
             reading: None,
+            growth: None,
         }
     }
 

@@ -6,6 +6,7 @@ mod compare;
 mod document;
 mod error;
 pub mod explanation;
+mod growth;
 mod instants;
 mod rank;
 mod ranks;
@@ -25,12 +26,12 @@ pub use books::{
 pub use compare::{Baseline, Candidate, Comparison, Difference};
 pub use document::{Document, schemas, to_json};
 pub use error::{ReadError, WriteError};
+pub use growth::{Growing, Growth, Slope, Trend};
 pub use instants::{DeviceInstant, Instants, OtherProcess, ProgramNeeds, SizedObject, StackFrame};
 pub use rank::{RankBuffers, RankCollective, RankState, Ranks};
 pub use ranks::{RankBudget, RankBytes, RankModel, RankPart, RankRate};
 pub use reading::{
-    Evidence, Growing, Growth, Instant, InstantRow, Pin, Reading, Remedy, Start, Step, Stranded, Stranding,
-    Trend, WhatIf,
+    Evidence, Instant, InstantRow, Pin, Reading, Remedy, Start, Step, Stranded, Stranding, WhatIf,
 };
 pub use reconcile::{
     At, CategoryLine, Compared, Found, Mismatch, OtherSetting, PhaseLine, Reason, ReasonLine, Reconciliation,

@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{Category, Ladder, Measure, Simulated, Totals};
+use crate::{Category, Growth, Ladder, Measure, Simulated, Totals};
 
 /// What a recording says of its run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -148,56 +148,6 @@ pub struct Step {
     pub end: Totals,
     /// What the end holds more than the end of the step before; null for the first.
     pub grown_bytes: Option<i64>,
-}
-
-/// What grows from step to step.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Growth {
-    /// What became of it.
-    pub verdict: Trend,
-    /// Steps at whose ends something was counted.
-    pub steps: u32,
-    /// After this many steps nothing grows that does not grow still; null where that is not known.
-    pub warm_up_steps: Option<u32>,
-    /// What the rows grow by a step together.
-    pub bytes_per_step: u64,
-    /// A sentence.
-    pub explanation: String,
-    /// What still grows, by where it was made, the most first.
-    pub rows: Vec<Growing>,
-}
-
-/// How held bytes move from step to step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Trend {
-    /// Fewer steps than it takes to tell.
-    TooFewSteps,
-    /// Nothing grows.
-    Steady,
-    /// What grew at first grows no more.
-    WarmUp,
-    /// Something is kept step after step.
-    Growing,
-}
-
-/// What is kept step after step.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Growing {
-    /// Where in the program it is made.
-    pub name: String,
-    /// What it is for.
-    pub category: Category,
-    /// What it grows by a step.
-    pub bytes_per_step: u64,
-    /// The first step with which it grew.
-    pub first_step: u32,
-    /// The last.
-    pub last_step: u32,
-    /// What there is of it after the last step.
-    pub bytes: u64,
-    /// How many objects that is.
-    pub count: u64,
 }
 
 /// What is reserved on a device and in no block in use.

@@ -3,6 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::Growth;
+
 /// What a step log, a memory timeline of sums or a query over time says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Series {
@@ -47,6 +49,8 @@ pub struct SeriesOf {
     pub last_step: Option<u64>,
     /// What is known of each figure.
     pub figures: Vec<SeriesFigure>,
+    /// What grows from step to step.
+    pub growth: Growth,
     /// A point for each row, in the order of the file.
     pub points: Vec<SeriesPoint>,
     /// The other numbers of each row.

@@ -19,6 +19,7 @@ pub fn run(args: &ReadArgs, common: &Common) -> Result<Exit> {
         device: args.device,
         step: args.step,
         what_if: args.what_if.clone(),
+        capacity: args.capacity,
         known: known(args)?,
     };
     let answer = vramledger::read(&path, source, &question)?;

@@ -304,6 +304,8 @@ fn a_program_that_fits_is_told_as_a_plan_is() {
     temporaries            0.13   0.3 %
     workspace of kernels  32.00  88.4 %
     the rest              <0.01   0.0 %
+
+    Nothing grows from step to step: nothing that is made in a step is there when later ones are over.
     ");
     let file = |name: &str| fs::read(folder.path().join(name)).unwrap();
     assert!(file("kept.pickle") == file("snapshot.pickle"));

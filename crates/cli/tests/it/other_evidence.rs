@@ -39,6 +39,8 @@ fn the_page_of_a_step_log() {
     log: allocated from 66.00 MiB to 106.00 MiB, reserved from 220.00 MiB to 2980.00 MiB
     a step log, 63 B; 2 points from 0 to 20; `allocated_mib` is allocated; `reserved_mib` is reserved
 
+    Growth is not known: fewer than four rows after the warm-up do not tell growth from chance.
+
     Figures, MiB
     figure      first     last   least     most  at step  points
     allocated   66.00   106.00   66.00   106.00       20       2
@@ -124,4 +126,26 @@ fn accounts_and_cards_are_instants() {
     no room              0  requests so far
     retries              0  times that the cache was given back
     ");
+}
+
+#[test]
+fn a_log_of_stranding_is_no_ones_fault() {
+    let log = "cycle,allocated_mib,reserved_mib\n0,66,220\n20,106,2980\n40,146,5760\n60,186,8520\n80,226,11300\n100,266,14060\n";
+    let folder = Folder::new().with("log.csv", log);
+    let page = folder.run("read log.csv --capacity 16384MiB").stdout;
+    let growth: Vec<&str> = page.lines().skip_while(|line| !line.starts_with("Reserved")).take(5).collect();
+    insta::assert_snapshot!(growth.join("\n"), @r"
+    Reserved memory strands, 138.46 MiB a step: reserved memory grows 69 times faster than allocated
+    memory: the allocator takes more of the device while what it has lies free in pieces that do not
+    fit, beside blocks that stay; it is not that the program keeps so much.
+    A step, from step 0 to 100, with intervals of 95 %: allocated +2.00 MiB; reserved +138.46 MiB
+    (+138.26 MiB to +138.65 MiB). At that pace 16.00 GiB are full at about step 117, 17 from the last.
+    ");
+    assert!(!page.contains("leak"), "{page}");
+    let growth = &folder.run("read log.csv --capacity 16384MiB --format json").json()["series"][0]["growth"];
+    assert_eq!(growth["verdict"], "stranding");
+    assert_eq!(growth["allocated"]["bytes_per_step"], 2 << 20);
+    assert_eq!((&growth["full_at_step"], &growth["steps_until_full"]), (&117.into(), &17.into()));
+    let markdown = folder.run("read log.csv --format markdown").stdout;
+    assert!(markdown.contains("69 times faster"), "{markdown}");
 }

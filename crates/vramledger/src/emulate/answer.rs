@@ -13,7 +13,7 @@ use wire::{About, Batch, Ledger, Parameters};
 use super::recorded::Recorded;
 use super::{EmulationQuestion, Software};
 use crate::plan::outside;
-use crate::{Error, failure, fit};
+use crate::{Error, failure, fit, growth};
 
 pub use evidence::recording::End;
 
@@ -89,6 +89,8 @@ pub fn emulation(
         ..About::new(ledger::Provenance::Emulated)
     };
     let mut ledger = Ledger::new(about.clone(), &books);
+    let mut again = Recorded::new(tape, &settings, fit::tie_rule(torch));
+    ledger.growth = Some(Box::new(growth::of_tape(tape, Some(&mut again), None)));
     ledger.fits = Some(ledger.oom.is_none());
     let shortage = meter.failure().filter(|_| books.oom.is_some() && meter.difference().is_none());
     ledger.headroom_bytes = match (shortage, &books.oom) {

@@ -10,7 +10,7 @@ use ledger::{Bytes, DeviceId, Event, MarkId, Meter, ObjectId, Oom, Reading, Tape
 /// `torch.cuda.empty_cache()`, which a tape does not tell of, is known by segments that are given
 /// back without need. From the first event where the two differ, reserved bytes are the recorded
 /// ones, and blocks those of the replay.
-pub(super) struct Recorded {
+pub(crate) struct Recorded {
     allocator: CachingAllocator,
     /// Segment bytes of each device, as recorded.
     reserved: Vec<Bytes>,
@@ -25,7 +25,7 @@ pub(super) struct Recorded {
 }
 
 impl Recorded {
-    pub(super) fn new(tape: &Tape, settings: &Settings, tie: TieRule) -> Self {
+    pub(crate) fn new(tape: &Tape, settings: &Settings, tie: TieRule) -> Self {
         Self {
             allocator: CachingAllocator::new(settings, tie, &memory_of(tape)),
             reserved: vec![Bytes::ZERO; tape.devices.len()],

@@ -2,10 +2,13 @@
 
 use evidence::series::Figure;
 use evidence::{Series, StepLog};
+use ledger::Bytes;
 use wire::{SeriesColumn, SeriesExtra, SeriesFigure, SeriesOf, SeriesPoint};
 
+use crate::growth;
+
 /// The document of a step log.
-pub(super) fn step_log(log: &StepLog, file_bytes: u64) -> wire::Series {
+pub(super) fn step_log(log: &StepLog, file_bytes: u64, capacity: Option<Bytes>) -> wire::Series {
     let columns = log.columns.iter().map(|column| SeriesColumn {
         name: column.name.clone(),
         figure: column.figure.as_str().into(),
@@ -16,36 +19,38 @@ pub(super) fn step_log(log: &StepLog, file_bytes: u64) -> wire::Series {
         ["a log has what was there at the moments that it tells of, and nothing of what was between them"];
     wire::Series {
         columns: columns.collect(),
-        ..series("step_log", file_bytes, &log.series, &log.warnings, &limits)
+        ..series("step_log", file_bytes, &log.series, &log.warnings, &limits, capacity)
     }
 }
 
-/// The document of `found`.
+/// The document of `found`; `capacity` is that of its devices, where the file does not tell it.
 pub(super) fn series(
     form: &str,
     file_bytes: u64,
     found: &[Series],
     warnings: &[evidence::Warning],
     limits: &[&str],
+    capacity: Option<Bytes>,
 ) -> wire::Series {
     wire::Series {
         format: wire::Series::FORMAT.into(),
         form: form.into(),
         file_bytes,
         columns: Vec::new(),
-        series: found.iter().map(of).collect(),
+        series: found.iter().map(|found| of(found, capacity)).collect(),
         interpretation_limits: limits.iter().map(|limit| (*limit).to_owned()).collect(),
         warnings: warnings.iter().map(ToString::to_string).collect(),
     }
 }
 
-fn of(series: &Series) -> SeriesOf {
-    let bytes = |bytes: Option<ledger::Bytes>| bytes.map(ledger::Bytes::get);
+fn of(series: &Series, capacity: Option<Bytes>) -> SeriesOf {
+    let bytes = |bytes: Option<Bytes>| bytes.map(Bytes::get);
     SeriesOf {
         of: series.of.clone(),
         first_step: series.points.first().map(|point| point.step),
         last_step: series.points.last().map(|point| point.step),
         figures: Figure::ALL.iter().filter_map(|figure| of_figure(series, *figure)).collect(),
+        growth: growth::of_log(series, capacity),
         points: series
             .points
             .iter()

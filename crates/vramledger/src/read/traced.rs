@@ -9,9 +9,8 @@ use ledger::{Bytes, Category, DeviceId, Event, Measure, Provenance, Tape};
 use serde_json::{Map, Value, json};
 use wire::{About, Evidence, Instant, InstantRow, Ledger, Reading, Start};
 
-use super::growth::growth;
 use super::{By, Read, ReadQuestion, steps};
-use crate::Error;
+use crate::{Error, growth};
 
 /// The ledger of the profiler trace in `source`.
 pub(super) fn trace(
@@ -139,7 +138,7 @@ fn answer(
         file,
         instant,
         steps: steps(&ledger),
-        growth: growth(&tape),
+        growth: growth::of_tape(&tape, None, question.capacity),
         stranding: Vec::new(),
         remedy: None,
         what_if: None,
