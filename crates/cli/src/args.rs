@@ -92,6 +92,8 @@ pub enum Command {
     /// Predict a training step from a model config: what is on the card when, and who makes the peak
     Plan(Box<PlanArgs>),
     /// What a recording of a run says: peaks, owners, steps, growth, stranding, failures
+    ///
+    /// Of the files of several ranks: a row a rank, those unlike the others, and which objects make them so.
     Read(ReadArgs),
     /// One tape under several settings of the allocator: reserved, stranded, retries, whether it fits
     Simulate(SimulateArgs),
@@ -125,9 +127,9 @@ pub enum Command {
 #[derive(Args)]
 pub struct ReadArgs {
     /// A memory snapshot or profiler trace of PyTorch, a memory timeline, an out-of-memory message or the log that has it,
-    /// a step log, a document that has a ledger, or -
-    #[arg(value_name = "[NAME=]FILE")]
-    pub file: NamedFile,
+    /// a step log, a document that has a ledger, or -; of several files, each is of one rank
+    #[arg(value_name = "[NAME=]FILE", required = true)]
+    pub files: Vec<NamedFile>,
     /// By what the objects at the peak are told apart
     #[arg(long, value_name = "WHAT", value_parser = value::choice(By::ALL, By::as_str), default_value = "stack")]
     pub by: By,

@@ -14,6 +14,7 @@ mod plan;
 mod rank;
 mod ranks;
 mod read;
+mod read_ranks;
 mod reconcile;
 mod series;
 mod sheet;

@@ -50,6 +50,8 @@ pub enum Error {
     TooLarge { name: String },
     #[error("`{name}` tells of no objects: {what} has totals alone")]
     NoLedger { name: String, what: &'static str },
+    #[error("not one of the files can be read; the first: {first}")]
+    NoRanks { first: String },
     #[error("`{name}` has {what}")]
     NoSuch { name: String, what: String },
     #[error("`{name}`: {problem}")]

@@ -41,7 +41,7 @@ pub use levers::explain_plan;
 pub use model::{NamedModel, load_model};
 pub use plan::{CONTEXT, Plan, PlanQuestion, plan, tape_file};
 pub use ranks::{RankQuestion, rank_budget};
-pub use read::{Answer, By, DEPTH, Read, ReadQuestion, read};
+pub use read::{Answer, By, DEPTH, RankReader, Read, ReadQuestion, read};
 pub use reconcile::{reconcile, reconcile_evidence, reconcile_ledgers};
 pub use simulate::{SimulateQuestion, simulate};
 pub use tradeoff::{TradeoffQuestion, tradeoff};

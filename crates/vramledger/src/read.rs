@@ -4,6 +4,7 @@ mod account;
 mod group;
 mod logged;
 mod oom;
+mod ranks;
 mod recorded;
 mod remedy;
 mod settings;
@@ -25,6 +26,7 @@ use wire::{About, Document, Evidence, Ledger, Reading, Start, Step};
 
 pub use group::By;
 pub(crate) use oom::printed_slack;
+pub use ranks::RankReader;
 
 use self::recorded::Run;
 use self::shots::Shot;

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use crate::answers::{Budget, CheckpointBudget, CheckpointPlan, GpuCatalogue, ModelCatalogue, Tradeoff};
 use crate::states::{self, Field, StatesSchema};
 use crate::{
-    About, Comparison, Instants, Largest, Ledger, RankBudget, ReadError, Reconciliation, Series, Simulation,
-    Variations, read_tape, tape,
+    About, Comparison, Instants, Largest, Ledger, RankBudget, RankReadings, ReadError, Reconciliation,
+    Series, Simulation, Variations, read_tape, tape,
 };
 
 /// What every command reads.
@@ -69,6 +69,7 @@ impl Document {
             Reconciliation::FORMAT => Err(ReadError::OtherDocument { format, what: "a reconciliation" }),
             Simulation::FORMAT => Err(ReadError::OtherDocument { format, what: "a simulation" }),
             Instants::FORMAT => Err(ReadError::OtherDocument { format, what: "a list of instants" }),
+            RankReadings::FORMAT => Err(ReadError::OtherDocument { format, what: "a reading of many ranks" }),
             Series::FORMAT => Err(ReadError::OtherDocument { format, what: "a series" }),
             other => match other.strip_prefix("vramledger/") {
                 Some(_) => {
@@ -105,6 +106,7 @@ pub fn schemas() -> Vec<(&'static str, Schema)> {
         (Comparison::FORMAT, schema_for!(Comparison)),
         (Reconciliation::FORMAT, schema_for!(Reconciliation)),
         (Series::FORMAT, schema_for!(Series)),
+        (RankReadings::FORMAT, schema_for!(RankReadings)),
         (Simulation::FORMAT, schema_for!(Simulation)),
         (Instants::FORMAT, schema_for!(Instants)),
         (Variations::FORMAT, schema_for!(Variations)),

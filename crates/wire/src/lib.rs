@@ -10,6 +10,7 @@ mod growth;
 mod instants;
 mod rank;
 mod ranks;
+mod read_ranks;
 mod reading;
 mod reconcile;
 mod series;
@@ -30,6 +31,7 @@ pub use growth::{Growing, Growth, Slope, Trend};
 pub use instants::{DeviceInstant, Instants, OtherProcess, ProgramNeeds, SizedObject, StackFrame};
 pub use rank::{RankBuffers, RankCollective, RankState, Ranks};
 pub use ranks::{RankBudget, RankBytes, RankModel, RankPart, RankRate};
+pub use read_ranks::{Alike, RankOom, RankOutlier, RankReading, RankReadings, RankStage, UnreadRank};
 pub use reading::{
     Evidence, Instant, InstantRow, Pin, Reading, Remedy, Start, Step, Stranded, Stranding, WhatIf,
 };

@@ -1,5 +1,7 @@
 //! `vramledger read`.
 
+mod ranks;
+
 use anyhow::{Result, bail};
 use report::{InstantsReport, PlanReport, ReadReport, SeriesReport};
 use vramledger::{Answer, Known, Read, ReadQuestion};
@@ -11,7 +13,8 @@ use crate::{failure, output, setup_file};
 
 /// Answers `read`.
 pub fn run(args: &ReadArgs, common: &Common) -> Result<Exit> {
-    let (path, source) = args.file.open()?;
+    let [file] = args.files.as_slice() else { return ranks::run(args, common) };
+    let (path, source) = file.open()?;
     let question = ReadQuestion {
         by: args.by,
         depth: args.depth,
@@ -30,13 +33,13 @@ pub fn run(args: &ReadArgs, common: &Common) -> Result<Exit> {
     }
     match answer {
         Answer::Instants(instants) => {
-            let report = InstantsReport { name: &args.file.name, instants: &instants };
+            let report = InstantsReport { name: &file.name, instants: &instants };
             output::answer_with(&instants, &report, common)?;
             Ok(Exit::Yes)
         }
-        Answer::Ledger(read) => ledger(*read, args, common),
+        Answer::Ledger(read) => ledger(*read, &file.name, common),
         Answer::Series(series) => {
-            output::answer_with(&series, &SeriesReport { name: &args.file.name, series: &series }, common)?;
+            output::answer_with(&series, &SeriesReport { name: &file.name, series: &series }, common)?;
             if !is_page(common) {
                 failure::warn(&series.warnings, common);
             }
@@ -70,7 +73,7 @@ fn is_page(common: &Common) -> bool {
 }
 
 /// Answers with a ledger.
-fn ledger(mut read: Read, args: &ReadArgs, common: &Common) -> Result<Exit> {
+fn ledger(mut read: Read, name: &str, common: &Common) -> Result<Exit> {
     let mut common = common.clone();
     if let Some(path) = output::tape_path(&mut common) {
         output::write_file(&path, &read.tape_file()?)?;
@@ -79,7 +82,7 @@ fn ledger(mut read: Read, args: &ReadArgs, common: &Common) -> Result<Exit> {
     let ledger = read.ledger;
     match &ledger.reading {
         Some(reading) => {
-            let report = ReadReport { name: &args.file.name, ledger: &ledger, reading };
+            let report = ReadReport { name, ledger: &ledger, reading };
             output::answer_with(&ledger, &report, &common)?;
         }
         None => {

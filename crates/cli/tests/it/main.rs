@@ -10,6 +10,7 @@ mod plan;
 mod published;
 mod ranks;
 mod read;
+mod read_ranks;
 mod reconcile;
 mod run;
 mod simulate;
