@@ -8,8 +8,8 @@ use ledger::{
 };
 use thiserror::Error;
 
+use crate::Warning;
 use crate::series::{Extra, Point, Series};
-use crate::{Snapshot, Warning};
 
 /// The categories of a timeline, in its order, and what they are here.
 const CATEGORIES: [(&str, Category); 8] = [
@@ -111,8 +111,11 @@ fn series(times: &[i64], sizes: &[Vec<i64>]) -> Result<Series, TimelineError> {
     Ok(Series { of: None, points, extras })
 }
 
+/// The device, which a timeline does not name.
+const DEVICE: &str = "the device";
+
 fn raw(entries: &[(i64, u8, i64, u8)]) -> Result<RawTimeline, TimelineError> {
-    let name = Snapshot::device_name(0);
+    let name = DEVICE.to_owned();
     let mut tape =
         Tape::new(Unit::Block, vec![Device { name, kind: DeviceKind::Gpu, capacity: None, context: None }]);
     let labels: Vec<LabelId> = CATEGORIES
@@ -180,7 +183,7 @@ fn raw(entries: &[(i64, u8, i64, u8)]) -> Result<RawTimeline, TimelineError> {
     }
     let mut warnings = Vec::new();
     if began > 0 {
-        let device = Snapshot::device_name(0);
+        let device = DEVICE.to_owned();
         warnings.push(Warning::TraceBegunInTheMiddle { device, objects: began, bytes: before });
     }
     if odd > 0 {

@@ -41,6 +41,8 @@ pub struct Trace {
     pub events: u64,
     /// The bytes of its text.
     pub bytes: u64,
+    /// Different operators that made objects.
+    pub operators: u64,
     /// How many objects were made inside no operator.
     pub without_operator: u64,
     /// How many objects were made.

@@ -87,6 +87,42 @@ fn operators_own_what_they_make() {
 }
 
 #[test]
+fn what_outlives_its_phase_is_told_by_where_it_was_made() {
+    let mut events = Vec::new();
+    for (step, at) in [(1, 0.0), (2, 100.0)] {
+        events.extend([
+            span("user_annotation", &format!("ProfilerStep#{step}"), at, at + 99.0),
+            span("cpu_op", "aten::addmm", at + 1.0, at + 9.0),
+            memory(at + 2.0, 1, 512, 512, 0),
+            span("cpu_op", "autograd::engine::evaluate_function: AddmmBackward0", at + 10.0, at + 29.0),
+            span("cpu_op", "aten::mm", at + 11.0, at + 20.0),
+            memory(at + 12.0, 2, 1024, 1536, 0),
+            memory(at + 28.0, 1, -512, 1024, 0),
+            span("user_annotation", "Optimizer.step#AdamW.step", at + 40.0, at + 49.0),
+            span("user_annotation", "Optimizer.zero_grad#AdamW.zero_grad", at + 50.0, at + 59.0),
+            memory(at + 55.0, 2, -1024, 0, 0),
+        ]);
+    }
+    // The state is made in the first step alone.
+    events.extend([span("cpu_op", "aten::zeros_like", 41.0, 44.0), memory(42.0, 3, 2048, 3072, 0)]);
+    // What the first multiplication of a thread keeps for the later ones is never let go.
+    events.push(memory(13.0, 4, 4096, 5632, 0));
+    let read = Trace::read(trace(&events).as_bytes(), None).unwrap();
+    let of = |size: u64| -> Vec<&str> {
+        let made = read.tape.events().filter_map(|event| match event {
+            Event::Alloc { object, bytes, .. } if bytes.get() == size => Some(object),
+            _ => None,
+        });
+        made.map(|object| read.tape.label(read.tape.object(object).label).category.as_str()).collect()
+    };
+    assert_eq!(of(512), ["activation", "activation"]);
+    assert_eq!(of(1024), ["gradient", "gradient"]);
+    assert_eq!(of(2048), ["optimizer_state"]);
+    assert_eq!(of(4096), ["unattributed"]);
+    assert_eq!(read.operators, 3);
+}
+
+#[test]
 fn a_trace_that_is_cut_off_is_read_as_far_as_it_goes() {
     let whole = trace(&training());
     let cut = &whole[..whole.find("4096").unwrap()];

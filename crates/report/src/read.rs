@@ -7,7 +7,7 @@ use wire::{
 
 use crate::growth;
 use crate::plan::request;
-use crate::units::{Unit, size, thousands};
+use crate::units::{Unit, size, spelled, thousands};
 use crate::{Block, Column, Page, Report, Sheet};
 
 /// The most owners that are shown.
@@ -44,7 +44,7 @@ impl Report for ReadReport<'_> {
         if let Some(instant) = &self.reading.instant {
             blocks.extend(self.categories(instant));
             blocks.push(self.owners(instant));
-            blocks.push(ladder(instant));
+            blocks.extend(ladder(instant));
         }
         blocks.extend(self.steps());
         blocks.extend(growth::blocks(&self.reading.growth, None));
@@ -66,7 +66,7 @@ impl Report for ReadReport<'_> {
         blocks.extend(self.reading.what_if.iter().flat_map(what_if));
         blocks.push(Block::List {
             title: "What the file does not tell".into(),
-            items: self.ledger.warnings.clone(),
+            items: self.ledger.warnings.iter().map(|warning| spelled(warning)).collect(),
         });
         blocks.push(Block::List {
             title: "How to read this".into(),
@@ -268,13 +268,17 @@ const fn signed(bytes: u64) -> i64 {
     bytes.cast_signed()
 }
 
+/// One of the totals of a step.
+type Total = fn(&Totals) -> Option<u64>;
+
+const TOTALS: [(&str, Total); 3] = [
+    ("requested", |totals| totals.requested_bytes),
+    ("allocated", |totals| totals.allocated_bytes),
+    ("reserved", |totals| totals.reserved_bytes),
+];
+
 fn measures(totals: &Totals) -> impl Iterator<Item = (&'static str, u64)> {
-    let rows = [
-        ("requested", totals.requested_bytes),
-        ("allocated", totals.allocated_bytes),
-        ("reserved", totals.reserved_bytes),
-    ];
-    rows.into_iter().filter_map(|(measure, bytes)| Some((measure, bytes?)))
+    TOTALS.into_iter().filter_map(|(measure, total)| Some((measure, total(totals)?)))
 }
 
 impl ReadReport<'_> {
@@ -294,11 +298,6 @@ impl ReadReport<'_> {
                 && stranding.stranded_bytes > stranding.reserved_bytes / WORTH_A_TRY
         };
         expandable != Some(true) && self.reading.stranding.iter().any(worth)
-    }
-
-    /// What stands for a phase that is not known.
-    fn no_phase(&self) -> &'static str {
-        if self.reading.steps.is_empty() { "unknown" } else { "before the first step" }
     }
 
     fn several(&self) -> bool {
@@ -356,13 +355,12 @@ impl ReadReport<'_> {
         parts.push(format!("{}{}", plural(*entries, "entry", "entries"), over.unwrap_or_default()));
         let steps = self.reading.steps.iter().map(|step| step.step).max().unwrap_or(0);
         let updates = self.reading.file.updates;
-        if steps > 0 && updates == 0 {
-            parts.push("no optimizer step".into());
-        } else if *entries > 0 {
-            parts.push(match (steps, updates) {
-                (0, _) => "no training step found".into(),
-                _ => plural(u64::from(steps), "training step", "training steps"),
-            });
+        match (steps, updates) {
+            (1.., Some(0)) => parts.push("no optimizer step".into()),
+            _ if *entries == 0 => {}
+            (0, None) => parts.push("steps are not told".into()),
+            (0, Some(_)) => parts.push("no training step found".into()),
+            _ => parts.push(plural(u64::from(steps), "training step", "training steps")),
         }
         if *entries > 0 {
             for start in devices {
@@ -377,8 +375,8 @@ impl ReadReport<'_> {
                 });
             }
         }
-        if *requests > 0 && *requests_without_stack > 0 {
-            let share = *requests_without_stack as f64 / *requests as f64 * 100.0;
+        if let Some(without) = requests_without_stack.filter(|without| *requests > 0 && *without > 0) {
+            let share = without as f64 / *requests as f64 * 100.0;
             parts.push(match form.as_str() {
                 PROFILER_TRACE => format!("{share:.0} % of the requests are made inside no operator"),
                 _ => format!("{share:.0} % of the requests have no stack, as on autograd's threads"),
@@ -388,11 +386,13 @@ impl ReadReport<'_> {
         {
             parts.push(format!("allocator settings {settings}"));
         }
-        if self.reading.file.hidden_block_bytes > 0 {
-            let hidden = size(self.reading.file.hidden_block_bytes);
+        if let Some(hidden) = self.reading.file.hidden_block_bytes.filter(|hidden| *hidden > 0) {
+            let hidden = size(hidden);
             parts.push(format!("early allocated bytes may be up to {hidden} more"));
         }
-        if self.reading.file.block_disagreements > 0 || self.reading.file.blocks_agree == Some(false) {
+        if self.reading.file.block_disagreements.is_some_and(|count| count > 0)
+            || self.reading.file.blocks_agree == Some(false)
+        {
             parts.push("not every block is told, so that allocated bytes may be off".into());
         }
         parts.join("; ")
@@ -413,30 +413,33 @@ impl ReadReport<'_> {
         let rows =
             [("requested", &peaks.requested), ("allocated", &peaks.allocated), ("reserved", &peaks.reserved)];
         let known = rows.into_iter().filter_map(|(measure, peak)| Some((measure, peak.as_ref()?)));
-        let row = |(measure, peak): (&str, &Peak)| {
-            let mut cells = vec![measure.to_owned(), unit.number(peak.bytes)];
+        let known: Vec<(&str, &Peak)> = known.collect();
+        // Before the first mark of a tape there is no step, and a tape may have none.
+        let marked = !self.reading.steps.is_empty();
+        let row = |(measure, peak): &(&str, &Peak)| {
+            let mut cells = vec![(*measure).to_owned(), unit.number(peak.bytes)];
             if self.several() {
                 cells.push(self.device(peak.device).to_owned());
             }
-            cells.extend([
-                peak.step.map(|step| step.to_string()).unwrap_or_default(),
-                peak.micro_batch.map(|at| at.to_string()).unwrap_or_default(),
-                peak.phase.clone().unwrap_or_else(|| self.no_phase().into()),
-                thousands(peak.event),
-            ]);
+            if marked {
+                cells.extend([
+                    peak.step.map(|step| step.to_string()).unwrap_or_default(),
+                    peak.micro_batch.map(|at| at.to_string()).unwrap_or_default(),
+                    peak.phase.clone().unwrap_or_else(|| "before the first step".into()),
+                ]);
+            }
+            cells.push(thousands(peak.event));
             cells
         };
-        let rows: Vec<Vec<String>> = known.map(row).collect();
+        let rows: Vec<Vec<String>> = known.iter().map(row).collect();
         let mut columns = vec![Column::words("measure"), Column::numbers("peak")];
         if self.several() {
             columns.push(Column::words("on"));
         }
-        columns.extend([
-            Column::numbers("step"),
-            Column::numbers("micro-batch"),
-            Column::words("phase"),
-            Column::numbers("event"),
-        ]);
+        if marked {
+            columns.extend([Column::numbers("step"), Column::numbers("micro-batch"), Column::words("phase")]);
+        }
+        columns.push(Column::numbers("event"));
         (!rows.is_empty()).then(|| Block::Table {
             title: Some(format!("Peaks, {}", unit.name())),
             columns,
@@ -517,7 +520,11 @@ impl ReadReport<'_> {
         let unit = self.unit();
         let known = |bytes: Option<u64>| bytes.map_or_else(|| "?".into(), |bytes| unit.number(bytes));
         let steps = &self.reading.steps;
-        // What has no requests has blocks.
+        // What has no requests has blocks, and a measure that no step knows has no column.
+        let totals: Vec<(&str, Total)> = TOTALS
+            .into_iter()
+            .filter(|(_, total)| steps.iter().any(|step| total(&step.peak).is_some()))
+            .collect();
         let requested = steps.iter().any(|step| step.end.requested_bytes.is_some());
         let peak = self.ledger.peaks.allocated.as_ref().and_then(|peak| peak.step);
         let shown = |(index, step): &(usize, &Step)| {
@@ -531,11 +538,9 @@ impl ReadReport<'_> {
             if self.several() {
                 cells.push(self.device(step.device).to_owned());
             }
+            cells.push(step.micro_batches.to_string());
+            cells.extend(totals.iter().map(|(_, total)| known(total(&step.peak))));
             cells.extend([
-                step.micro_batches.to_string(),
-                known(step.peak.requested_bytes),
-                known(step.peak.allocated_bytes),
-                known(step.peak.reserved_bytes),
                 step.peak_phase.clone(),
                 known(step.end.requested_bytes.or(step.end.allocated_bytes)),
                 step.grown_bytes.map(|bytes| unit.difference(bytes)).unwrap_or_default(),
@@ -551,15 +556,9 @@ impl ReadReport<'_> {
         if self.several() {
             columns.push(Column::words("device"));
         }
-        columns.extend([
-            Column::numbers("passes"),
-            Column::numbers("requested"),
-            Column::numbers("allocated"),
-            Column::numbers("reserved"),
-            Column::words("in"),
-            Column::numbers("at the end"),
-            Column::numbers("change"),
-        ]);
+        columns.push(Column::numbers("passes"));
+        columns.extend(totals.iter().map(|(name, _)| Column::numbers(*name)));
+        columns.extend([Column::words("in"), Column::numbers("at the end"), Column::numbers("change")]);
         (!rows.is_empty()).then(|| Block::Table {
             title: Some(format!(
                 "Steps, {}: the largest totals, and what is {} and held at the end{left_out}",
@@ -654,7 +653,8 @@ fn pin(pin: &Pin) -> String {
     format!("{} {}{since}, {place}", size(pin.bytes), pin.category.0.as_str())
 }
 
-fn ladder(instant: &Instant) -> Block {
+/// All measures at the instant, where more than the one that is told already are known.
+fn ladder(instant: &Instant) -> Option<Block> {
     let Ladder { requested_bytes, allocated_bytes, active_bytes, reserved_bytes, .. } = instant.held;
     let rungs = [
         ("requested", requested_bytes, "asked for by the program"),
@@ -670,7 +670,8 @@ fn ladder(instant: &Instant) -> Block {
         let what = if more.is_none() && measure != "requested" { "held in blocks" } else { what };
         Some(vec![measure.to_owned(), unit.number(bytes), more.unwrap_or_default(), what.to_owned()])
     };
-    Block::Table {
+    let rows: Vec<Vec<String>> = rungs.into_iter().filter_map(row).collect();
+    (rows.len() > 1).then(|| Block::Table {
         title: Some(format!("All measures at that instant, {}", unit.name())),
         columns: vec![
             Column::words("measure"),
@@ -678,8 +679,8 @@ fn ladder(instant: &Instant) -> Block {
             Column::numbers("more"),
             Column::words("which is"),
         ],
-        rows: rungs.into_iter().filter_map(row).collect(),
-    }
+        rows,
+    })
 }
 
 /// The recorded requests under other settings.

@@ -2,7 +2,7 @@
 
 use wire::{Alike, Difference, RankOutlier, RankReading, RankReadings, RankStage};
 
-use crate::units::{Unit, difference, size, thousands};
+use crate::units::{Unit, difference, size, spelled, thousands};
 use crate::{Block, Column, Page, Report, Sheet};
 
 /// The most ranks that all have a row; of more, those that are worth a look.
@@ -31,7 +31,10 @@ impl Report for RankReadings {
             unread.push(format!("{} more", self.unread.len() - MOST_UNREAD));
         }
         blocks.push(Block::List { title: "Not read".into(), items: unread });
-        blocks.push(Block::List { title: "What the files do not tell".into(), items: self.warnings.clone() });
+        blocks.push(Block::List {
+            title: "What the files do not tell".into(),
+            items: self.warnings.iter().map(|warning| spelled(warning)).collect(),
+        });
         blocks.push(Block::List {
             title: "How to read this".into(),
             items: self.interpretation_limits.clone(),

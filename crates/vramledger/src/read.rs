@@ -357,21 +357,22 @@ impl Run {
             written_by: self.snapshot.written_by().map(Into::into),
             entries: starts.iter().map(|start| start.entries).sum(),
             microseconds: times().min().zip(times().max()).map(|(first, last)| last - first),
-            stacks: self.snapshot.stacks() as u64 - 1,
+            stacks: Some(self.snapshot.stacks() as u64 - 1),
             requests,
-            requests_without_stack: without,
+            requests_without_stack: Some(without),
             devices: starts,
             alloc_conf: self.alloc_conf().map(Into::into),
             settings,
-            updates: updates as u64,
-            block_disagreements: self.block_disagreements,
-            hidden_block_bytes: self.hidden.get(),
+            updates: Some(updates as u64),
+            block_disagreements: Some(self.block_disagreements),
+            hidden_block_bytes: Some(self.hidden.get()),
             blocks_agree,
         }
     }
 
     /// The devices when their recordings begin.
     fn starts(&self) -> Vec<Start> {
+        let mut let_go = vec![0_u64; self.taped.devices.len()];
         let mut starts: Vec<Start> = Vec::new();
         for (device, number) in self.taped.devices.iter().enumerate() {
             let trace =
@@ -382,7 +383,7 @@ impl Run {
                 entries: trace.map_or(0, |trace| trace.len() as u64),
                 objects_before: 0,
                 bytes_before: 0,
-                let_go: 0,
+                let_go: None,
             });
         }
         // What came without an entry, before or later, has none of its own.
@@ -393,8 +394,11 @@ impl Run {
                 let start = &mut starts[usize::from(origin.device.0)];
                 start.objects_before += 1;
                 start.bytes_before = start.bytes_before.saturating_add(bytes.get());
-                start.let_go += u64::from(origin.end.is_some());
+                let_go[usize::from(origin.device.0)] += u64::from(origin.end.is_some());
             }
+        }
+        for (start, let_go) in starts.iter_mut().zip(let_go) {
+            start.let_go = Some(let_go);
         }
         starts
     }

@@ -45,27 +45,27 @@ pub struct Evidence {
     pub entries: u64,
     /// From the first entry to the last; null where nothing has a time.
     pub microseconds: Option<u64>,
-    /// Different stacks; of a trace, different operators.
-    pub stacks: u64,
+    /// Different stacks; of a trace, different operators; null where the form has neither.
+    pub stacks: Option<u64>,
     /// Requests of the recording, and how many of them have no stack of the program's own; of a trace, are
     /// made inside no operator.
     pub requests: u64,
-    /// As said.
-    pub requests_without_stack: u64,
+    /// As said; null where the form has no stacks.
+    pub requests_without_stack: Option<u64>,
     /// The devices as the recording finds them.
     pub devices: Vec<Start>,
     /// The settings string of the allocator; null where the file does not tell.
     pub alloc_conf: Option<String>,
     /// Settings of the allocator, as the file has them.
     pub settings: BTreeMap<String, Value>,
-    /// Optimizer steps that were seen.
-    pub updates: u64,
+    /// Optimizer steps that were seen; null where the form shows none.
+    pub updates: Option<u64>,
     /// Events of the tape that found no block where one should be: where there are any, allocated
-    /// bytes may be off.
-    pub block_disagreements: u64,
+    /// bytes may be off. Null where the recording has no addresses to follow blocks by.
+    pub block_disagreements: Option<u64>,
     /// The most by which allocated bytes may be too low early in the recording: rests of blocks that
-    /// were there before it, of which nothing tells.
-    pub hidden_block_bytes: u64,
+    /// were there before it, of which nothing tells. Null as before.
+    pub hidden_block_bytes: Option<u64>,
     /// Whether the blocks at the end are those that the file lists; null where it lists none.
     pub blocks_agree: Option<bool>,
 }
@@ -83,8 +83,9 @@ pub struct Start {
     pub objects_before: u64,
     /// Their bytes, as they were asked for.
     pub bytes_before: u64,
-    /// How many of them the recording lets go of, so that they were not there for good.
-    pub let_go: u64,
+    /// How many of them the recording lets go of, so that they were not there for good; null where it does
+    /// not tell which object it lets go of.
+    pub let_go: Option<u64>,
 }
 
 /// Who was there at one instant.

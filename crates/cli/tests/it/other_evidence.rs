@@ -22,11 +22,53 @@ fn a_trace_packed_or_not_is_a_ledger() {
     let page = folder.run("read t.json").stdout;
     assert!(page.starts_with("t peaks at <0.01 MiB allocated in step 1, backward"), "{page}");
     assert!(page.contains("`ProfilerStep#0` is step 1 here"), "{page}");
+    // A trace has no requests, and no addresses to follow blocks by.
+    let heads = page.lines().find(|line| line.starts_with("step  "));
+    assert_eq!(heads, Some("step  passes  allocated  reserved  in        at the end  change"), "{page}");
+    assert_eq!(plain["reading"]["file"]["hidden_block_bytes"], serde_json::Value::Null);
+    assert_eq!(plain["reading"]["file"]["stacks"], 2);
     assert_eq!(folder.run_with("read -", TRACE.as_bytes()).exit, Some(0));
     assert_eq!(folder.run("read t.json -o t.vlt").exit, Some(0));
     assert_eq!(folder.run("read t.vlt --format json").json()["peaks"], plain["peaks"]);
     assert_eq!(folder.run("read t.json --at 999").exit, Some(2));
     assert_eq!(folder.run("read t.json --what-if expandable_segments:True").exit, Some(2));
+}
+
+#[test]
+fn a_timeline_tells_categories_and_no_steps() {
+    let timeline = include_str!("../../../../fuzz/seeds/trace/raw-timeline.json");
+    let folder = Folder::new().with("t.json", timeline);
+    insta::assert_snapshot!(folder.run("read t.json").all(), @r"
+    exit 0
+    --- stdout
+    t peaks at 1792 B allocated
+    a memory timeline of PyTorch's profiler, 118 B; 6 entries over 7 us; steps are not told; the device
+    holds 1 object of 512 B at the first entry already
+
+    Peaks, B
+    measure    peak  event
+    allocated  1792      3
+
+    Who is there (event 3, at 3 us), allocated B
+    category      count  held    share
+    activation        1  1024   57.1 %
+    parameter         1   512   28.6 %
+    unattributed      1   256   14.3 %
+    all               3  1792  100.0 %
+
+    What the file does not tell
+      - the device: 512 B are in use already when the recording begins (one object); which operator made
+        them is not known
+
+    How to read this
+      - categories are those that PyTorch's profiler infers; who made an object is not in a timeline
+      - which device it is of, and what is reserved, is not in a timeline
+    ");
+    let file = folder.run("read t.json --format json").json()["reading"]["file"].clone();
+    for unknown in ["stacks", "requests_without_stack", "updates", "block_disagreements"] {
+        assert_eq!(file[unknown], serde_json::Value::Null, "{unknown}");
+    }
+    assert_eq!(file["devices"][0]["let_go"], serde_json::Value::Null);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The instants of a trace as a tape of blocks.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use ledger::{
     Bytes, Category, Device, DeviceId, DeviceKind, Event, Label, LabelId, Mark, Object, ObjectId, Phase,
@@ -44,6 +44,8 @@ struct Life {
     label: LabelId,
     born: Option<(u32, Phase)>,
     place: usize,
+    /// Whether an optimizer's step made it.
+    update: bool,
 }
 
 /// The tape of `kept`. `events` and `bytes` are those of the whole trace.
@@ -77,14 +79,27 @@ pub(super) fn tape(
     let updates = kept.spans.iter().filter(|span| span.kind == SpanKind::Update).count() as u64;
     let made = kept.instants.iter().zip(&around).filter(|(instant, _)| instant.bytes > 0);
     let (mut requests, mut without_operator) = (0, 0);
+    let mut operators = HashSet::new();
     for (instant, around) in made.filter(|(instant, _)| !instant.out_of_memory) {
         debug_assert!(instant.bytes > 0);
         requests += 1;
         without_operator += u64::from(around.operator.is_none());
+        operators.extend(around.operator);
     }
     builder.warn(&mut warnings);
     let devices = builder.states.into_iter().map(|state| state.says).collect();
-    Ok(Trace { tape: builder.tape, devices, events, bytes, without_operator, requests, updates, warnings })
+    let operators = operators.len() as u64;
+    Ok(Trace {
+        tape: builder.tape,
+        devices,
+        events,
+        bytes,
+        operators,
+        without_operator,
+        requests,
+        updates,
+        warnings,
+    })
 }
 
 /// The devices of `instants`: the accelerators first, then the host.
@@ -244,6 +259,7 @@ impl Builder {
             }
             self.states[usize::from(device)].compare(instant);
         }
+        self.kept(at);
         Ok(())
     }
 
@@ -273,7 +289,7 @@ impl Builder {
             self.reserve(device, instant.reserved);
         }
         let object = self.tape.new_object(Object { label, layout: None })?;
-        self.lives.push(Some(Life { label, born: at, place }));
+        self.lives.push(Some(Life { label, born: at, place, update: around.update }));
         let (stream, pool) = (Stream(0), Pool(0));
         let bytes_made = Bytes::new(bytes);
         self.tape.push_at(
@@ -313,18 +329,41 @@ impl Builder {
         self.reserve(device, instant.reserved);
     }
 
+    /// What an optimizer's step made in an earlier step than the last, and is never let go, is its state.
+    fn kept(&mut self, last: Option<(u32, Phase)>) {
+        let alive = self.states.iter().flat_map(|state| state.alive.values().map(|(object, _)| *object));
+        let kept: Vec<ObjectId> = alive
+            .filter(|object| {
+                let life = self.lives[object.0 as usize].filter(|life| life.update);
+                let born = life.and_then(|life| life.born);
+                born.zip(last).is_some_and(|((born, _), (last, _))| born < last)
+            })
+            .collect();
+        for object in kept {
+            self.relabel(object, Category::OptimizerState);
+        }
+    }
+
     /// What an object is for, where its life tells: what the forward pass makes and the backward pass lets go of is an
-    /// activation; what dies in the phase that made it is a temporary.
+    /// activation; what dies in the phase that made it is a temporary; what the backward pass makes and outlives it,
+    /// until the update or the next step, is a gradient.
     fn categorise(&mut self, object: ObjectId, place: usize, at: Option<(u32, Phase)>) {
         let Some(life) = self.lives[object.0 as usize] else { return };
         let (Some((born, made)), Some((dies, gone))) = (life.born, at) else { return };
         debug_assert!(life.place <= place);
         let category = match (made, gone) {
+            (Phase::BACKWARD, Phase::UPDATE | Phase::ZERO_GRAD) if born == dies => Category::Gradient,
+            (Phase::BACKWARD, Phase::FORWARD) if dies == born.saturating_add(1) => Category::Gradient,
             _ if born != dies => return,
             (Phase::FORWARD, Phase::BACKWARD) => Category::Activation,
             _ if made == gone => Category::Temporary,
             _ => return,
         };
+        self.relabel(object, category);
+    }
+
+    fn relabel(&mut self, object: ObjectId, category: Category) {
+        let Some(life) = self.lives[object.0 as usize] else { return };
         let saved = category == Category::Activation;
         let label = Label { category, saved, ..self.tape.label(life.label) };
         let label = self.tape.intern_label(label);

@@ -28,13 +28,13 @@ pub(super) fn trace(
         entries: found.entries,
         objects_before: found.objects_before,
         bytes_before: found.bytes_before,
-        let_go: found.let_go,
+        let_go: Some(found.let_go),
     });
     let file = Evidence {
         requests: trace.requests,
-        requests_without_stack: trace.without_operator,
-        updates: trace.updates,
-        stacks: trace.tape.labels().len() as u64,
+        requests_without_stack: Some(trace.without_operator),
+        updates: Some(trace.updates),
+        stacks: Some(trace.operators),
         ..evidence("profiler_trace", file_bytes(), devices.collect())
     };
     let limits = [
@@ -64,7 +64,7 @@ pub(super) fn timeline(
         entries: timeline.entries,
         objects_before: before as u64,
         bytes_before: bytes_before.get(),
-        let_go: 0,
+        let_go: None,
     };
     let requests = (before..timeline.tape.len())
         .filter(|event| matches!(timeline.tape.event(*event), Event::Alloc { .. }))
@@ -84,15 +84,15 @@ fn evidence(form: &str, file_bytes: u64, devices: Vec<Start>) -> Evidence {
         written_by: None,
         entries: devices.iter().map(|start| start.entries).sum(),
         microseconds: None,
-        stacks: 0,
+        stacks: None,
         requests: 0,
-        requests_without_stack: 0,
+        requests_without_stack: None,
         devices,
         alloc_conf: None,
         settings: BTreeMap::new(),
-        updates: 0,
-        block_disagreements: 0,
-        hidden_block_bytes: 0,
+        updates: None,
+        block_disagreements: None,
+        hidden_block_bytes: None,
         blocks_agree: None,
     }
 }
@@ -130,7 +130,7 @@ fn answer(
         Some(peak) => {
             let no_such = |what: String| Error::NoSuch { name: path.into(), what };
             let at = looked_at(&tape, peak.device, peak.event, question).map_err(no_such)?;
-            Some(instant(&tape, peak.device, at, question))
+            Some(instant(&tape, peak.device, at, question, file.stacks.is_some()))
         }
     };
     ledger.reading = Some(Box::new(Reading {
@@ -200,8 +200,8 @@ fn walk(tape: &Tape, device: DeviceId, mut each: impl FnMut(usize, Event, &Held)
     }
 }
 
-/// Who is there on `device` after the event at `at`.
-fn instant(tape: &Tape, device: DeviceId, at: usize, question: &ReadQuestion) -> Instant {
+/// Who is there on `device` after the event at `at`; told apart by category where no `operators` are known.
+fn instant(tape: &Tape, device: DeviceId, at: usize, question: &ReadQuestion, operators: bool) -> Instant {
     let mut rows: BTreeMap<(String, Option<Category>), InstantRow> = BTreeMap::new();
     let mut by_category: BTreeMap<wire::Category, u64> = BTreeMap::new();
     let mut labels: Vec<_> = tape.objects().iter().map(|object| object.label).collect();
@@ -221,6 +221,7 @@ fn instant(tape: &Tape, device: DeviceId, at: usize, question: &ReadQuestion) ->
             let name = match question.by {
                 By::Category => label.category.as_str().to_owned(),
                 By::Size => bytes.to_string(),
+                By::Stack | By::Line | By::Module if !operators => label.category.as_str().to_owned(),
                 By::Stack | By::Line | By::Module => match label.owner {
                     Some(owner) if owner != label.name => {
                         format!("{} in {}", tape.name(label.name), tape.name(owner))
@@ -248,6 +249,7 @@ fn instant(tape: &Tape, device: DeviceId, at: usize, question: &ReadQuestion) ->
     };
     let by = match question.by {
         By::Category | By::Size => question.by.as_str(),
+        By::Stack | By::Line | By::Module if !operators => By::Category.as_str(),
         By::Stack | By::Line | By::Module => "operator",
     };
     let first = (0..tape.len()).filter_map(|event| tape.time_us(event)).find(|time| *time > 0);
