@@ -4,10 +4,12 @@ mod bench;
 mod case;
 mod emulation;
 mod emulator_symbols;
+mod environment;
 mod events;
 mod fuzz;
 mod gen_snapshot;
 mod gen_trace;
+mod python;
 mod schema;
 mod tape_diff;
 mod test;
@@ -26,10 +28,12 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Formatting, lints, every test, and what `emulation` runs: what must hold before a change is done
+    /// Formatting, lints, every test, and what `emulation` and `python` run: what must hold before a change is done
     Test,
     /// Users' scripts and the recorded cases on the emulated GPU, in a virtual environment with PyTorch
     Emulation,
+    /// The wheel of the Python package, in a clean environment and through its tests
+    Python,
     /// Planned ledgers against recorded training steps; writes docs/accuracy.md
     Truth(truth::Truth),
     /// Time and memory, held against their goals; writes docs/benchmarks.md
@@ -53,6 +57,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Test => test::run(),
         Command::Emulation => emulation::run(),
+        Command::Python => python::run(),
         Command::Truth(args) => truth::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Schema => schema::run(),

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::emulation;
+use crate::{emulation, python};
 
 /// The checks of the Rust code, in the order of their cost.
 const CHECKS: &[&[&str]] = &[
@@ -19,7 +19,8 @@ pub fn run() -> Result<()> {
     for arguments in CHECKS {
         cargo(arguments)?;
     }
-    emulation::run()
+    emulation::run()?;
+    python::run()
 }
 
 /// Runs cargo in the root of the workspace.

@@ -15,7 +15,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("report", &["ledger", "wire"]),
     ("vramledger", &["allocator", "engine", "evidence", "ledger", "models", "wire"]),
     ("vramledger-cli", &["report", "vramledger"]),
-    ("python", &["report", "vramledger"]),
+    ("python", &["report", "vramledger", "vramledger-cli"]),
     ("emulator", &[]),
     ("xtask", &["allocator", "engine", "evidence", "ledger", "models", "report", "vramledger", "wire"]),
 ];
@@ -31,11 +31,13 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("flate2", &["evidence", "xtask"]),
     ("memmap2", &["evidence", "vramledger", "vramledger-cli"]),
     ("clap", &["vramledger-cli", "xtask"]),
-    ("anyhow", &["vramledger-cli", "xtask"]),
-    ("anstream", &["vramledger-cli"]),
+    ("anyhow", &["python", "vramledger-cli", "xtask"]),
+    ("anstream", &["python", "vramledger-cli"]),
     ("comfy-table", &["report"]),
     ("textwrap", &["report"]),
     ("pyo3", &["python"]),
+    ("arrow-array", &["python"]),
+    ("arrow-schema", &["python"]),
 ];
 
 fn metadata() -> Metadata {

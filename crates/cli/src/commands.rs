@@ -2,7 +2,7 @@
 
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod emulate;
-mod plan;
+pub mod plan;
 mod read;
 mod vary;
 
@@ -17,8 +17,12 @@ use crate::input::NamedFile;
 use crate::output::answer;
 use crate::{failure, setup_file};
 
-/// Answers the question of `cli`.
-pub fn run(cli: Cli) -> Result<Exit> {
+/// Answers the question of `cli`; `emulator` is the library of the emulated device, where it is no file.
+#[cfg_attr(
+    not(all(target_os = "linux", target_arch = "x86_64")),
+    expect(unused_variables, reason = "`emulate` runs there alone")
+)]
+pub fn run(cli: Cli, emulator: Option<&'static [u8]>) -> Result<Exit> {
     let common = &cli.common;
     match cli.command {
         Command::Plan(args) => return plan::run(*args, common),
@@ -38,7 +42,7 @@ pub fn run(cli: Cli) -> Result<Exit> {
             failure::warn(&answered.warnings, common);
         }
         #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
-        Command::Emulate(args) => return emulate::run(&args, common),
+        Command::Emulate(args) => return emulate::run(&args, emulator, common),
         #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
         Command::Emulate(_) => {
             let (system, machine) = (std::env::consts::OS, std::env::consts::ARCH);

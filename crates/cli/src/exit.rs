@@ -1,7 +1,5 @@
 //! How the process ends.
 
-use std::process::ExitCode;
-
 /// What became of the question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
@@ -13,12 +11,13 @@ pub enum Exit {
     Unanswered,
 }
 
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> Self {
-        match exit {
-            Exit::Yes => Self::from(0),
-            Exit::No => Self::from(1),
-            Exit::Unanswered => Self::from(2),
+impl Exit {
+    /// The code.
+    pub const fn code(self) -> u8 {
+        match self {
+            Self::Yes => 0,
+            Self::No => 1,
+            Self::Unanswered => 2,
         }
     }
 }

@@ -12,8 +12,10 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail};
 use clap::{Arg, Args as _, Command, FromArgMatches as _};
 use toml::Spanned;
+use vramledger::{NamedModel, PlanQuestion};
 
 use crate::args::PlanSettings;
+use crate::commands::plan;
 
 /// Where a setting comes from.
 pub struct Place {
@@ -62,14 +64,14 @@ pub fn placed(error: anyhow::Error, others: &[&str], places: &[Place]) -> anyhow
     if of_it.is_empty() { error } else { anyhow::anyhow!("{sentence} ({})", of_it.join(", ")) }
 }
 
-/// The settings that `values` are, by their keys as in a setup file.
-pub fn values<'a>(values: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<PlanSettings> {
+/// The settings that `values` are, by their keys as in a setup file. An error calls a key one of `place`.
+pub fn values<'a>(place: &str, values: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<PlanSettings> {
     let mut words = Vec::new();
     for (key, value) in values {
         let command = command();
         let known = command.get_arguments().find(|known| known.get_long() == Some(key));
         let Some(known) = known else {
-            bail!("`{key}` of `--vary` is an unknown key; the keys are {}", keys(&command));
+            bail!("`{key}` of `{place}` is an unknown key; the keys are {}", keys(&command));
         };
         let value = match value {
             "true" | "false" if !known.get_action().takes_values() => toml::Value::Boolean(value == "true"),
@@ -78,6 +80,33 @@ pub fn values<'a>(values: impl IntoIterator<Item = (&'a str, &'a str)>) -> Resul
         words.extend(flag(key, &value)?);
     }
     parse(words)
+}
+
+/// The settings of a plan, for programs that have no command line.
+#[derive(Clone)]
+pub struct Settings(PlanSettings);
+
+impl Settings {
+    /// The settings that `values` are, by their keys as in a setup file. An error calls a key one of `place`.
+    ///
+    /// # Errors
+    /// An unknown key, or a value that its key cannot have.
+    pub fn new<'a>(place: &str, pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Self> {
+        Ok(Self(values(place, pairs)?))
+    }
+
+    /// The question that they ask of `model`.
+    ///
+    /// # Errors
+    /// Settings that contradict each other or the model.
+    pub fn question<'a>(&self, model: &'a NamedModel) -> Result<PlanQuestion<'a>> {
+        plan::question(model, &self.0).map_err(|refused| refused.error)
+    }
+
+    /// Every key, in the order of the help.
+    pub fn keys() -> Vec<String> {
+        command().get_arguments().filter_map(Arg::get_long).map(Into::into).collect()
+    }
 }
 
 fn command() -> Command {

@@ -23,12 +23,12 @@ const DRIVERS: [&str; 2] = ["libcuda.so.1", "libnvidia-ml.so.1"];
 pub struct Stage(TempDir);
 
 impl Stage {
-    /// A folder with everything that a program needs to find.
+    /// A folder with everything that a program needs to find; `carried` is the library where it is no file.
     ///
     /// # Errors
     /// No emulator library, or no folder for temporary files that the loader can be told of.
-    pub fn new() -> Result<Self> {
-        let library = library()?;
+    pub fn new(carried: Option<&[u8]>) -> Result<Self> {
+        let library = library(carried)?;
         let folder = tempfile::Builder::new().prefix("vramledger-").tempdir();
         let stage = Self(folder.context("failed to make a folder for temporary files")?);
         if stage.0.path().as_os_str().as_bytes().iter().any(|byte| b" \t\n:;".contains(byte)) {
@@ -43,12 +43,20 @@ impl Stage {
         Ok(stage)
     }
 
-    fn furnish(&self, library: &Path) -> io::Result<()> {
+    fn furnish(&self, library: &Library<'_>) -> io::Result<()> {
         for folder in [self.libraries(), self.bootstrap(), self.record()] {
             fs::create_dir(folder)?;
         }
+        let file = match library {
+            Library::File(path) => path.clone(),
+            Library::Carried(bytes) => {
+                let path = self.libraries().join(LIBRARY);
+                fs::write(&path, bytes)?;
+                path
+            }
+        };
         for name in DRIVERS {
-            std::os::unix::fs::symlink(library, self.libraries().join(name))?;
+            std::os::unix::fs::symlink(&file, self.libraries().join(name))?;
         }
         for (name, text) in BOOTSTRAP {
             fs::write(self.bootstrap().join(name), text)?;
@@ -98,18 +106,30 @@ fn in_front(place: PathBuf, others: Option<OsString>) -> OsString {
     list
 }
 
-/// The emulator library: beside the binary, or where an installation puts libraries.
-fn library() -> Result<PathBuf> {
+/// Where the emulated device's library is.
+enum Library<'a> {
+    /// In this file.
+    File(PathBuf),
+    /// In the program itself.
+    Carried(&'a [u8]),
+}
+
+/// The emulator library: carried, beside the binary, or where an installation puts libraries.
+fn library(carried: Option<&[u8]>) -> Result<Library<'_>> {
     if let Some(path) = env::var_os(OTHER_LIBRARY) {
         let path = PathBuf::from(path);
-        return fs::canonicalize(&path).with_context(|| format!("there is no library `{}`", path.display()));
+        let found = fs::canonicalize(&path);
+        return found.map(Library::File).with_context(|| format!("there is no library `{}`", path.display()));
+    }
+    if let Some(bytes) = carried {
+        return Ok(Library::Carried(bytes));
     }
     let binary =
         env::current_exe().and_then(fs::canonicalize).context("failed to find this program's own file")?;
     let folder = binary.parent().unwrap_or(Path::new("/"));
     let places = [folder.join(LIBRARY), folder.join("../lib").join(LIBRARY)];
     let found = places.iter().find_map(|place| fs::canonicalize(place).ok());
-    Ok(found.ok_or_else(|| Error::CannotEmulate {
+    Ok(found.map(Library::File).ok_or_else(|| Error::CannotEmulate {
         what: format!("the emulated device, `{LIBRARY}`, is not in `{}`", folder.display()),
         hint: "it comes with `vramledger`; from the sources `cargo build --release -p emulator` makes it"
             .into(),

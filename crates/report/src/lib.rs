@@ -8,6 +8,7 @@ mod account;
 mod answers;
 mod compare;
 mod growth;
+mod html;
 mod instants;
 mod page;
 mod plan;

@@ -1,5 +1,6 @@
 //! The library people use: the pipelines over the other crates.
 
+mod account;
 mod budget;
 mod catalogue;
 mod checkpoint_budget;
@@ -16,6 +17,7 @@ mod known;
 mod largest;
 mod levers;
 mod model;
+mod objects;
 mod plan;
 mod rank;
 mod ranks;
@@ -27,6 +29,7 @@ mod timeline;
 mod tradeoff;
 mod vary;
 
+pub use account::account;
 pub use budget::{DEFAULT_SIZES, budget};
 pub use catalogue::{find_gpu, gpu_catalogue, model_catalogue};
 pub use checkpoint_budget::checkpoint_budget;
@@ -39,6 +42,7 @@ pub use known::Known;
 pub use largest::{Grows, largest};
 pub use levers::explain_plan;
 pub use model::{NamedModel, load_model};
+pub use objects::{Alive, objects};
 pub use plan::{CONTEXT, Plan, PlanQuestion, plan, tape_file};
 pub use ranks::{RankQuestion, rank_budget};
 pub use read::{Answer, By, DEPTH, RankReader, Read, ReadQuestion, read};

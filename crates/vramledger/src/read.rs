@@ -226,6 +226,11 @@ fn text(path: &str, text: &str, file_bytes: u64, question: &ReadQuestion) -> Res
 }
 
 impl Read {
+    /// The ledger, and of a recording its tape and what is known of its run.
+    pub fn into_parts(self) -> (Ledger, Option<(About, Tape)>) {
+        (self.ledger, self.tape)
+    }
+
     /// The file of the recording's tape, `.vlt`.
     ///
     /// # Errors

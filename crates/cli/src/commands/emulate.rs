@@ -20,12 +20,12 @@ use crate::progress::Follower;
 use crate::stage::Stage;
 use crate::{failure, output};
 
-/// Answers `emulate`.
-pub fn run(args: &EmulateArgs, common: &Common) -> Result<Exit> {
+/// Answers `emulate`, on the device of the library `emulator` where that is no file.
+pub fn run(args: &EmulateArgs, emulator: Option<&[u8]>, common: &Common) -> Result<Exit> {
     let question = question(args)?;
     let name = clip(&question.program.join(" "));
     let software = software(&args.program[0])?;
-    let stage = Stage::new()?;
+    let stage = Stage::new(emulator)?;
     let mut follower = Follower::new(stage.record().join("progress.jsonl"), common);
     let mut command = stage.command(&args.program, &question.environment());
     let timeout = args.timeout.map(Duration::from_secs);

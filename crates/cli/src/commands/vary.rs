@@ -43,7 +43,7 @@ pub fn run(model: &NamedModel, settings: &PlanSettings, asked: &[String], common
     }
     let combinations = combinations.into_iter().map(|values| {
         let words = values.iter().map(|setting| (setting.key.as_str(), setting.value.as_str()));
-        let settings = setup_file::values(words)?.over(settings.clone());
+        let settings = setup_file::values("--vary", words)?.over(settings.clone());
         let question = question(model, &settings).map_err(|refused| refused.to_string());
         Ok(Combination { settings: values, question })
     });

@@ -1,0 +1,7 @@
+"""``python -m vramledger``."""
+
+import sys
+
+from vramledger.command import main
+
+sys.exit(main())
