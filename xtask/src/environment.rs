@@ -20,6 +20,10 @@ pub const NEWEST: Environment = Environment {
     requirements: &["tests/emulate/requirements.txt", "crates/python/tests/requirements.txt"],
 };
 
+/// The oldest PyTorch that is supported.
+pub const OLDEST: Environment =
+    Environment { folder: "target/venv-oldest", requirements: &["crates/python/tests/oldest.txt"] };
+
 impl Environment {
     /// Its Python, installed if need be; what is there already stays.
     ///

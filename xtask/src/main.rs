@@ -32,7 +32,7 @@ enum Command {
     Test,
     /// Users' scripts and the recorded cases on the emulated GPU, in a virtual environment with PyTorch
     Emulation,
-    /// The wheel of the Python package, in a clean environment and through its tests
+    /// The wheel of the Python package, in a clean environment and through its tests, with two releases of PyTorch
     Python,
     /// Planned ledgers against recorded training steps; writes docs/accuracy.md
     Truth(truth::Truth),

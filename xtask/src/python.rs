@@ -6,10 +6,15 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use crate::environment::NEWEST;
+use crate::environment::{NEWEST, OLDEST};
 use crate::test::{finish, root, tell};
 
-/// Builds the wheel, installs it in an environment that has nothing else, and runs the tests.
+/// The tests that measure PyTorch, which hold with every release.
+const MEASURE: [&str; 2] =
+    ["crates/python/tests/test_demonstrations.py", "crates/python/tests/test_verify.py"];
+
+/// Builds the wheel, installs it in an environment that has nothing else, and runs the tests with the newest and with
+/// the oldest PyTorch.
 ///
 /// # Errors
 /// A step that cannot be started or that fails.
@@ -20,10 +25,16 @@ pub fn run() -> Result<()> {
     step(Command::new(&python).args(build).arg(&wheels), "maturin build")?;
     let wheel = newest_wheel(&wheels)?;
     clean(&wheel)?;
-    let install = ["-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall"];
-    step(Command::new(&python).args(install).arg(&wheel), "pip install vramledger")?;
+    let install = |python: &Path| {
+        let words = ["-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall"];
+        step(Command::new(python).args(words).arg(&wheel), "pip install vramledger")
+    };
+    install(&python)?;
     step(Command::new(&python).args(["-m", "mypy"]), "mypy --strict")?;
-    step(Command::new(&python).args(["-m", "pytest"]), "pytest")
+    step(Command::new(&python).args(["-m", "pytest"]), "pytest")?;
+    let oldest = OLDEST.python()?;
+    install(&oldest)?;
+    step(Command::new(&oldest).args(["-m", "pytest"]).args(MEASURE), "pytest, with the oldest PyTorch")
 }
 
 /// An environment with the wheel and nothing else: it imports, and its command answers.

@@ -1,7 +1,9 @@
 """The books of GPU training memory: what is on the device, when and why.
 
 Predict (``plan``), read what a run left behind (``read``), and hold one against the other (``compare``, ``reconcile``,
-``simulate``). Importing this needs no PyTorch. All amounts are bytes.
+``simulate``). In a program with PyTorch: measure (``saved_tensors``, ``optimizer_state``) and verify that what saves memory
+changes no gradient (``verify_accumulation``, ``verify_checkpointing``, ``verify_offload``). Importing this needs no PyTorch.
+All amounts are bytes.
 """
 
 from __future__ import annotations
@@ -18,28 +20,48 @@ from vramledger.documents import (
     Simulation,
 )
 from vramledger.errors import ComparisonError, Error, MeasureError, ReadError, SetupError
+from vramledger.optimizers import OptimizerState, StateTensor, optimizer_state
 from vramledger.questions import compare, plan, read, reconcile, simulate
+from vramledger.saved import Saved, SavedTensors, saved_tensors
 from vramledger.settings import Settings
+from vramledger.verify import (
+    GradientDifference,
+    Verification,
+    verify_accumulation,
+    verify_checkpointing,
+    verify_offload,
+)
 
 __all__ = [
     "Comparison",
     "ComparisonError",
     "Document",
     "Error",
+    "GradientDifference",
     "Instants",
     "Ledger",
     "MeasureError",
     "Object",
+    "OptimizerState",
     "ReadError",
     "Reconciliation",
+    "Saved",
+    "SavedTensors",
     "Series",
     "Settings",
     "SetupError",
     "Simulation",
+    "StateTensor",
+    "Verification",
     "__version__",
     "compare",
+    "optimizer_state",
     "plan",
     "read",
     "reconcile",
+    "saved_tensors",
     "simulate",
+    "verify_accumulation",
+    "verify_checkpointing",
+    "verify_offload",
 ]
