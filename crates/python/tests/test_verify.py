@@ -53,7 +53,8 @@ def test_a_forgotten_part_is_caught_where_it_is() -> None:
 def test_a_batch_norm_is_caught_and_left_as_it_was() -> None:
     model = two_layers(torch.nn.BatchNorm1d(32))
     report = vramledger.verify_accumulation(model, loss_fn, batch_of(16))
-    assert not report and report.reasons == ("`1` normalises with the statistics of each part: a batch norm sees 4 batches",)
+    reason = "`1` normalises with the statistics of each part: a batch norm sees 4 batches"
+    assert not report and report.reasons == (reason,)
     assert model[1].num_batches_tracked == 0 and model[0].weight.grad is None
 
 
@@ -101,7 +102,8 @@ def test_dropout_without_its_random_state_is_caught() -> None:
     assert vramledger.verify_checkpointing(model, x, checkpointed=lambda x: model(x, preserve=True))
     report = vramledger.verify_checkpointing(model, x, checkpointed=lambda x: model(x, preserve=False))
     assert not report and report.where.startswith("layers.")
-    assert report.reasons == ("`layers.0.1` and 2 more draws another mask than before: its random state is not what it was",)
+    reason = "`layers.0.1` and 2 more draws another mask than before: its random state is not what it was"
+    assert report.reasons == (reason,)
 
 
 def test_the_generator_and_the_gradients_are_left_as_they_were() -> None:

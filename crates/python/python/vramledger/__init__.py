@@ -1,14 +1,15 @@
 """The books of GPU training memory: what is on the device, when and why.
 
 Predict (``plan``), read what a run left behind (``read``), and hold one against the other (``compare``, ``reconcile``,
-``simulate``). In a program with PyTorch: measure (``saved_tensors``, ``optimizer_state``) and verify that what saves memory
-changes no gradient (``verify_accumulation``, ``verify_checkpointing``, ``verify_offload``). Importing this needs no PyTorch.
-All amounts are bytes.
+``simulate``). In a program with PyTorch: measure (``saved_tensors``, ``optimizer_state``), capture a step without a GPU (``capture``), and
+verify that what saves memory changes no gradient (``verify_accumulation``, ``verify_checkpointing``, ``verify_offload``).
+Importing this needs no PyTorch. All amounts are bytes.
 """
 
 from __future__ import annotations
 
 from vramledger._native import __version__
+from vramledger.capturing import capture
 from vramledger.documents import (
     Comparison,
     Document,
@@ -54,6 +55,7 @@ __all__ = [
     "StateTensor",
     "Verification",
     "__version__",
+    "capture",
     "compare",
     "optimizer_state",
     "plan",

@@ -119,9 +119,9 @@ def verify_checkpointing(
 ) -> Verification:
     """Whether recomputing layers in backward keeps the gradients, what it saves, and what it costs.
 
-    ``checkpointed(batch…)`` is the pass of the same parameters that is checked; without one, that of the model after its
-    ``gradient_checkpointing_enable()``, or of its repeated layers under ``torch.utils.checkpoint``. ``loss_fn(model,
-    batch)`` is the loss [default: the ``loss`` of the result, else the sum of its tensors].
+    ``checkpointed(batch…)`` is the pass of the same parameters that is checked; without one, that of the model after
+    its ``gradient_checkpointing_enable()``, or of its repeated layers under ``torch.utils.checkpoint``.
+    ``loss_fn(model, batch)`` is the loss [default: the ``loss`` of the result, else the sum of its tensors].
     """
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -160,7 +160,8 @@ def verify_offload(
 ) -> Verification:
     """Whether keeping saved tensors in host memory keeps the gradients, and what is moved.
 
-    ``offload()`` is the context around the forward pass that is checked [default: ``torch.autograd.graph.save_on_cpu``].
+    ``offload()`` is the context around the forward pass that is checked [default:
+    ``torch.autograd.graph.save_on_cpu``].
     ``moved_bytes`` are those of every tensor that is saved, once for each operator that saves it.
     """
     import torch
