@@ -21,7 +21,7 @@ const MEASURE: [&str; 2] =
 pub fn run() -> Result<()> {
     let python = NEWEST.python()?;
     let wheels = root().join("target/wheels");
-    let build = ["-m", "maturin", "build", "--release", "--strip", "--out"].map(OsStr::new);
+    let build = ["-m", "maturin", "build", "--release", "--out"].map(OsStr::new);
     step(Command::new(&python).args(build).arg(&wheels), "maturin build")?;
     let wheel = newest_wheel(&wheels)?;
     clean(&wheel)?;
