@@ -10,8 +10,7 @@ use crate::environment::{NEWEST, OLDEST};
 use crate::test::{finish, root, tell};
 
 /// The tests that measure PyTorch, which hold with every release.
-const MEASURE: [&str; 2] =
-    ["crates/python/tests/test_demonstrations.py", "crates/python/tests/test_verify.py"];
+const MEASURE: [&str; 4] = ["demonstrations", "verify", "capture", "framework"];
 
 /// Builds the wheel, installs it in an environment that has nothing else, and runs the tests with the newest and with
 /// the oldest PyTorch.
@@ -34,7 +33,8 @@ pub fn run() -> Result<()> {
     step(Command::new(&python).args(["-m", "pytest"]), "pytest")?;
     let oldest = OLDEST.python()?;
     install(&oldest)?;
-    step(Command::new(&oldest).args(["-m", "pytest"]).args(MEASURE), "pytest, with the oldest PyTorch")
+    let tests = MEASURE.map(|name| format!("crates/python/tests/test_{name}.py"));
+    step(Command::new(&oldest).args(["-m", "pytest"]).args(tests), "pytest, with the oldest PyTorch")
 }
 
 /// An environment with the wheel and nothing else: it imports, and its command answers.

@@ -2,7 +2,8 @@
 
 Predict (``plan``), read what a run left behind (``read``), and hold one against the other (``compare``, ``reconcile``,
 ``simulate``). In a program with PyTorch: measure (``saved_tensors``, ``optimizer_state``), capture a step without a GPU (``capture``), and
-verify that what saves memory changes no gradient (``verify_accumulation``, ``verify_checkpointing``, ``verify_offload``).
+verify that what saves memory changes no gradient (``verify_accumulation``, ``verify_checkpointing``, ``verify_offload``); ``check_framework``
+holds this PyTorch against what the ledgers say.
 Importing this needs no PyTorch. All amounts are bytes.
 """
 
@@ -21,6 +22,7 @@ from vramledger.documents import (
     Simulation,
 )
 from vramledger.errors import ComparisonError, Error, MeasureError, ReadError, SetupError
+from vramledger.framework import Check, FrameworkCheck, check_framework
 from vramledger.optimizers import OptimizerState, StateTensor, optimizer_state
 from vramledger.questions import compare, plan, read, reconcile, simulate
 from vramledger.saved import Saved, SavedTensors, saved_tensors
@@ -34,10 +36,12 @@ from vramledger.verify import (
 )
 
 __all__ = [
+    "Check",
     "Comparison",
     "ComparisonError",
     "Document",
     "Error",
+    "FrameworkCheck",
     "GradientDifference",
     "Instants",
     "Ledger",
@@ -56,6 +60,7 @@ __all__ = [
     "Verification",
     "__version__",
     "capture",
+    "check_framework",
     "compare",
     "optimizer_state",
     "plan",
