@@ -10,7 +10,7 @@ use crate::environment::{NEWEST, OLDEST};
 use crate::test::{finish, root, tell};
 
 /// The tests that measure PyTorch, which hold with every release.
-const MEASURE: [&str; 4] = ["demonstrations", "verify", "capture", "framework"];
+const MEASURE: [&str; 6] = ["demonstrations", "verify", "capture", "framework", "tracking", "watch"];
 
 /// Builds the wheel, installs it in an environment that has nothing else, and runs the tests with the newest and with
 /// the oldest PyTorch.

@@ -8,7 +8,7 @@ use report::{Page, PlanReport, Report as _};
 use vramledger::ledger::{Bytes, Found};
 use vramledger::models::Torch;
 use vramledger::wire::Document as Known;
-use vramledger::{Answer, By, Error, ReadQuestion, SimulateQuestion, wire};
+use vramledger::{Answer, By, Error, ReadQuestion, RecordedDevice, SimulateQuestion, wire};
 use vramledger_cli::Settings;
 
 use crate::document::{Body, Document};
@@ -120,6 +120,23 @@ fn kept(path: &str) -> Option<(wire::About, vramledger::ledger::Tape)> {
 pub fn ledger(py: Python<'_>, name: String, text: &str) -> PyResult<Document> {
     let ledger = py.detach(|| vramledger::read_ledger(&name, text.as_bytes()).map_err(raise))?;
     Ok(Document::new(name, Body::Ledger(Box::new(ledger))))
+}
+
+/// The ledger of a recorded run: PyTorch's snapshot, and what the run noted.
+#[pyfunction]
+pub fn recorded(
+    py: Python<'_>,
+    name: String,
+    device: String,
+    capacity: u64,
+    snapshot: &[u8],
+    notes: &str,
+) -> PyResult<Document> {
+    let device = RecordedDevice { name: device, capacity: Bytes::new(capacity) };
+    let answer =
+        py.detach(|| vramledger::recorded(&name, &device, snapshot, notes.as_bytes()).map_err(raise));
+    let (ledger, about, tape) = answer?;
+    Ok(Document { tape: Some((about, tape)), ..Document::new(name, Body::Ledger(Box::new(ledger))) })
 }
 
 /// Ledgers side by side, each with what to call it.

@@ -29,6 +29,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(ask::setting_keys, module)?)?;
     module.add_function(wrap_pyfunction!(ask::read, module)?)?;
     module.add_function(wrap_pyfunction!(ask::ledger, module)?)?;
+    module.add_function(wrap_pyfunction!(ask::recorded, module)?)?;
     module.add_function(wrap_pyfunction!(ask::compare, module)?)?;
     module.add_function(wrap_pyfunction!(ask::reconcile, module)?)?;
     module.add_function(wrap_pyfunction!(ask::simulate, module)?)

@@ -37,13 +37,17 @@ impl Recorder {
 
 #[pymethods]
 impl Recorder {
-    /// An empty tape on the GPU of that name in the catalogue, and host memory.
+    /// An empty tape on the GPU of that name in the catalogue and host memory; without a name on the host alone.
     #[new]
     #[pyo3(signature = (gpu, capacity=None, context=None))]
-    fn new(gpu: &str, capacity: Option<u64>, context: Option<u64>) -> PyResult<Self> {
-        let gpu = vramledger::find_gpu(gpu).map_err(raise)?;
+    fn new(gpu: Option<&str>, capacity: Option<u64>, context: Option<u64>) -> PyResult<Self> {
         let device =
             |name: &str, kind, capacity, context| Device { name: name.into(), kind, capacity, context };
+        let Some(gpu) = gpu else {
+            let devices = vec![device("host", DeviceKind::Cpu, None, None)];
+            return Ok(Self { tape: Tape::new(Unit::Requested, devices), objects: 0 });
+        };
+        let gpu = vramledger::find_gpu(gpu).map_err(raise)?;
         let capacity = capacity.map_or(gpu.capacity, Bytes::new);
         let context = context.map_or(vramledger::CONTEXT, Bytes::new);
         let devices = vec![
@@ -72,7 +76,8 @@ impl Recorder {
         });
         let object = self.tape.new_object(Object { label, layout });
         let object = object.map_err(|error| PyValueError::new_err(error.to_string()))?;
-        let (bytes, device) = (Bytes::new(bytes), DeviceId(u16::from(host)));
+        let device = DeviceId(u16::from(host && self.tape.devices.len() > 1));
+        let bytes = Bytes::new(bytes);
         self.tape.push(Event::Alloc { object, bytes, device, stream: Stream(0), pool: Pool(0) });
         self.objects += 1;
         Ok(object.0)
@@ -134,7 +139,10 @@ impl Recorder {
         let subject =
             serde_json::from_str(subject).map_err(|error| PyValueError::new_err(error.to_string()))?;
         let parameters = parameters.map(|(total, trainable, bytes)| Parameters { total, trainable, bytes });
-        let about = About { subject, parameters, assumptions, ..About::new(Provenance::Emulated) };
+        // On the host a real run is followed; on a GPU it is one of fake tensors.
+        let is_measured = self.tape.devices.iter().all(|device| device.kind == DeviceKind::Cpu);
+        let provenance = if is_measured { Provenance::Measured } else { Provenance::Emulated };
+        let about = About { subject, parameters, assumptions, ..About::new(provenance) };
         let tape = self.tape.clone();
         let ledger =
             py.detach(|| vramledger::account(&name, about.clone(), &tape, alloc_conf).map_err(raise))?;

@@ -8,7 +8,7 @@ use crate::plan::outside;
 use crate::{Error, fit};
 
 /// The ledger of `tape`, replayed through the allocator of torch 2.15 under the settings `alloc_conf`, as in
-/// `PYTORCH_CUDA_ALLOC_CONF`. An error calls the tape `name`.
+/// `PYTORCH_CUDA_ALLOC_CONF`; of a tape of the host alone what was asked for. An error calls the tape `name`.
 ///
 /// # Errors
 /// A tape that contradicts itself or counts blocks, or settings that PyTorch refuses.
@@ -16,6 +16,9 @@ pub fn account(name: &str, mut about: About, tape: &Tape, alloc_conf: &str) -> R
     tape.validate().map_err(|problem| Error::Tape { name: name.into(), problem })?;
     if tape.unit != Unit::Requested {
         return Err(Error::NoTape { name: name.into(), what: "is a tape of blocks", tape: None });
+    }
+    if tape.devices.iter().all(|device| device.kind != DeviceKind::Gpu) {
+        return Ok(Ledger::new(about, &ledger::replay(tape, None)));
     }
     let (settings, warnings) = fit::settings(alloc_conf)?;
     about.warnings.extend(warnings.iter().map(ToString::to_string));

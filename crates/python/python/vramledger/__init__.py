@@ -1,8 +1,8 @@
 """The books of GPU training memory: what is on the device, when and why.
 
 Predict (``plan``), read what a run left behind (``read``), and hold one against the other (``compare``, ``reconcile``,
-``simulate``). In a program with PyTorch: measure (``saved_tensors``, ``optimizer_state``), capture a step without a GPU (``capture``), and
-verify that what saves memory changes no gradient (``verify_accumulation``, ``verify_checkpointing``, ``verify_offload``); ``check_framework``
+``simulate``). In a program with PyTorch: measure (``saved_tensors``, ``optimizer_state``), capture a step without a GPU (``capture``), follow
+a live run (``track``, ``phase``, ``record``, ``watch``), and verify that what saves memory changes no gradient (``verify_accumulation``, ``verify_checkpointing``, ``verify_offload``); ``check_framework``
 holds this PyTorch against what the ledgers say.
 Importing this needs no PyTorch. All amounts are bytes.
 """
@@ -25,8 +25,10 @@ from vramledger.errors import ComparisonError, Error, MeasureError, ReadError, S
 from vramledger.framework import Check, FrameworkCheck, check_framework
 from vramledger.optimizers import OptimizerState, StateTensor, optimizer_state
 from vramledger.questions import compare, plan, read, reconcile, simulate
+from vramledger.recording import Recording, record
 from vramledger.saved import Saved, SavedTensors, saved_tensors
 from vramledger.settings import Settings
+from vramledger.tracking import PhaseMark, Track, phase, track
 from vramledger.verify import (
     GradientDifference,
     Verification,
@@ -34,6 +36,7 @@ from vramledger.verify import (
     verify_checkpointing,
     verify_offload,
 )
+from vramledger.watching import GrowthWarning, Watch, Window, watch
 
 __all__ = [
     "Check",
@@ -43,13 +46,16 @@ __all__ = [
     "Error",
     "FrameworkCheck",
     "GradientDifference",
+    "GrowthWarning",
     "Instants",
     "Ledger",
     "MeasureError",
     "Object",
     "OptimizerState",
+    "PhaseMark",
     "ReadError",
     "Reconciliation",
+    "Recording",
     "Saved",
     "SavedTensors",
     "Series",
@@ -57,18 +63,25 @@ __all__ = [
     "SetupError",
     "Simulation",
     "StateTensor",
+    "Track",
     "Verification",
+    "Watch",
+    "Window",
     "__version__",
     "capture",
     "check_framework",
     "compare",
     "optimizer_state",
+    "phase",
     "plan",
     "read",
     "reconcile",
+    "record",
     "saved_tensors",
     "simulate",
+    "track",
     "verify_accumulation",
     "verify_checkpointing",
     "verify_offload",
+    "watch",
 ]

@@ -53,7 +53,7 @@ class Table:
             heads = list(rows[0])
             cells = [[cell(row[head]) for head in heads] for row in rows[:MOST_ROWS]]
             widths = [max(len(head), *(len(row[at]) for row in cells)) for at, head in enumerate(heads)]
-            right = [isinstance(rows[0][head], (int, float)) for head in heads]
+            right = [any(isinstance(row[head], (int, float)) for row in rows) for head in heads]
             lines.append("")
             for row in [heads, *cells]:
                 padded = (
