@@ -9,6 +9,11 @@ fn main() -> io::Result<()> {
     println!("cargo:rerun-if-changed=../emulator");
     let variable =
         |name: &str| env::var_os(name).ok_or_else(|| io::Error::other(format!("{name} is not set")));
+    if variable("CARGO_CFG_TARGET_OS")? == "macos" {
+        // Its linker has to be told that Python's symbols come with the program.
+        println!("cargo:rustc-cdylib-link-arg=-undefined");
+        println!("cargo:rustc-cdylib-link-arg=dynamic_lookup");
+    }
     let out = PathBuf::from(variable("OUT_DIR")?);
     let runs_there =
         variable("CARGO_CFG_TARGET_OS")? == "linux" && variable("CARGO_CFG_TARGET_ARCH")? == "x86_64";

@@ -1,9 +1,7 @@
 //! The one native object: an answer with its forms.
 
-use std::fs;
-
 use pyo3::prelude::*;
-use pyo3::types::PyCapsule;
+use pyo3::types::{PyBytes, PyCapsule};
 use report::{InstantsReport, Page, PlanReport, ReadReport, Report, SeriesReport, Sheet};
 use vramledger::ledger::Tape;
 use vramledger::wire::{self, About, to_json};
@@ -167,14 +165,12 @@ impl Document {
         PyCapsule::new_with_value(py, stream, c"arrow_array_stream")
     }
 
-    /// Writes the tape as a .vlt file.
-    fn write_tape(&self, py: Python<'_>, path: &str) -> PyResult<()> {
+    /// The .vlt file of the tape.
+    fn tape_file<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let (about, tape) = self.tape()?;
-        py.detach(|| {
-            let bytes = wire::write_tape(about, tape).map_err(vramledger::Error::from).map_err(raise)?;
-            let failed = |source| vramledger::Error::Read { path: path.into(), source };
-            fs::write(path, bytes).map_err(failed).map_err(raise)
-        })
+        let bytes =
+            py.detach(|| wire::write_tape(about, tape).map_err(vramledger::Error::from).map_err(raise))?;
+        Ok(PyBytes::new(py, &bytes))
     }
 
     /// The objects alive at the end of a phase.

@@ -57,6 +57,19 @@ def test_what_is_let_go_of_does_not_count() -> None:
     assert vramledger.saved_tensors(twice, model).activation_bytes == 3 * 8 * 64 * 4
 
 
+def test_sparse_tensors_have_their_parts() -> None:
+    table = torch.nn.Embedding(50, 8, sparse=True)
+    ids = torch.arange(6)
+    optimizer = torch.optim.SparseAdam(table.parameters())
+    with vramledger.track(table, optimizer):
+        measured = vramledger.saved_tensors(lambda: table(ids), table)
+        measured.result.sum().backward()
+        optimizer.step()
+    assert measured.activation_bytes == 6 * 8
+    captured = vramledger.capture(torch.nn.Embedding(50, 8), ids)
+    assert [o.bytes for o in captured.objects() if o.saved] == [6 * 8]
+
+
 @pytest.mark.parametrize("implementation", ["foreach", "fused"])
 def test_adamw_makes_its_state_in_the_first_step(implementation: str) -> None:
     model = make_mlp(4, 256)

@@ -136,12 +136,12 @@ def test_a_notebook_sees_html() -> None:
 
 def test_the_interpreter_runs_on_meanwhile() -> None:
     answers: list[Ledger] = []
-    threads = [threading.Thread(target=lambda: answers.append(vramledger.plan("gpt2", seq=64))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len({answer.to_json() for answer in answers}) == 1
+    thread = threading.Thread(target=lambda: answers.append(vramledger.plan("llama-3-8b", steps=20)))
+    thread.start()
+    turns = 0
+    while thread.is_alive():
+        turns += 1
+    assert turns > 1000 and answers[0].phases
 
 
 def test_torch_is_not_needed_to_import() -> None:

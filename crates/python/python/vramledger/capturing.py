@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 from vramledger import _native
 from vramledger.documents import Ledger, wrap
 from vramledger.errors import MeasureError
-from vramledger.saved import tensors_in
 from vramledger.storages import StorageTape
+from vramledger.tensors import tensors_in
 from vramledger.verify import _default_loss
 
 if TYPE_CHECKING:
@@ -45,10 +45,11 @@ def capture(
 
     Nothing is computed and no memory is taken for tensors: it works for models that ``plan`` does not know, on any
     machine and with any build of PyTorch. ``model`` is a module (of which a fake copy is made) or a function that makes
-    one of its final dtype, for those that do not fit in memory. ``inputs`` are the model's arguments: a tensor, a list, or a mapping by name.
-    ``optimizer`` is an optimizer of ``model``, or what makes one of parameters (``torch.optim.AdamW``); without one there
-    is no update. ``loss_fn(model, inputs)`` is the loss [default: the ``loss`` of the result, else the sum of its
-    tensors]. Raises ``MeasureError`` where the step needs values, which fake tensors do not have.
+    one of its final dtype, for those that do not fit in memory. ``inputs`` are the model's arguments: a tensor, a list,
+    or a mapping by name. ``optimizer`` is an optimizer of ``model``, or what makes one of parameters
+    (``torch.optim.AdamW``); without one there is no update. ``loss_fn(model, inputs)`` is the loss [default: the
+    ``loss`` of the result, else the sum of its tensors]. Raises
+    ``MeasureError`` where the step needs values, which fake tensors do not have.
     """
     import torch
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode

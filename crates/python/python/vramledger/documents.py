@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 from vramledger import _native
@@ -137,12 +138,11 @@ class Ledger(Document):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the tape to ``path`` (``run.vlt``), or the JSON document where ``path`` ends in ``.json``."""
-        path = os.fspath(path)
-        if path.endswith(".json"):
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(self.to_json())
+        path = Path(path)
+        if path.suffix == ".json":
+            path.write_text(self.to_json(), encoding="utf-8")
         else:
-            self._native.write_tape(path)
+            path.write_bytes(self._native.tape_file())
 
 
 class Comparison(Document):

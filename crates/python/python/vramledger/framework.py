@@ -69,8 +69,8 @@ def check_framework() -> FrameworkCheck:
     """Runs one step of a small network on the CPU and holds what the profiler saw against the ledgers.
 
     That phases are recorded in their order; that memory activity is reported, and at least what the tensors have; that
-    states on the CPU are in no total of a GPU; that the gradient is there and finite; that autograd keeps, the optimizer
-    holds and the FLOP counter counts what ``plan`` says of the same network. Raises nothing where a check fails.
+    states on the CPU are in no total of a GPU; that the gradient is there and finite; that autograd keeps, the
+    optimizer holds and the FLOP counter counts what ``plan`` says of the same network. A failed check raises nothing.
     """
     import torch
     from torch.profiler import ProfilerActivity, profile, record_function

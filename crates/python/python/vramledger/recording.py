@@ -55,8 +55,8 @@ def record(
     """Records the run inside ``with record("run.vlt", model, optimizer):`` and writes its tape to ``path``.
 
     Phases, modules and the names of parameters, gradients, state and inputs are on it; ``vramledger read run.vlt`` and
-    ``vramledger.read`` take it. Written where the block ends, however it ends: where memory runs out too. On a GPU it is
-    PyTorch's own recording, which goes besides to ``path`` itself where that ends in ``.pickle``, with
+    ``vramledger.read`` take it. Written where the block ends, however it ends: where memory runs out too. On a GPU it
+    is PyTorch's own recording, which goes besides to ``path`` itself where that ends in ``.pickle``, with
     ``user_metadata`` ``MARK:MODULE``. On the CPU every storage that an operator makes is followed, which costs time.
     Raises ``MeasureError`` where PyTorch's recording is on already.
     """

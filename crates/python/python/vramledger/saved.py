@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from vramledger.tables import Table, rows_of
+from vramledger.tensors import parts_of, storage_of, tensors_in
 
 if TYPE_CHECKING:
     import torch
@@ -127,23 +128,24 @@ class _Watch:
     def pack(self, tensor: torch.Tensor) -> _Pack:
         from torch.autograd import _get_sequence_nr
 
-        storage = tensor.untyped_storage()
         # With its graph, a result would keep the node that keeps it.
         kept = _Pack(tensor.detach())
-        self.notes.append(
-            _Note(
-                module=self.module,
-                made_in=self.maker(tensor),
-                # The node that keeps it is the last that was made.
-                node=_get_sequence_nr() - 1,
-                storage=storage._cdata,
-                shape=tuple(tensor.shape),
-                dtype=str(tensor.dtype).removeprefix("torch."),
-                bytes=storage.nbytes(),
-                device=str(tensor.device),
-                pack=weakref.ref(kept),
+        for part in parts_of(tensor):
+            storage, bytes = storage_of(part)
+            self.notes.append(
+                _Note(
+                    module=self.module,
+                    made_in=self.maker(tensor),
+                    # The node that keeps it is the last that was made.
+                    node=_get_sequence_nr() - 1,
+                    storage=storage,
+                    shape=tuple(part.shape),
+                    dtype=str(part.dtype).removeprefix("torch."),
+                    bytes=bytes,
+                    device=str(part.device),
+                    pack=weakref.ref(kept),
+                )
             )
-        )
         return kept
 
     @property
@@ -207,20 +209,6 @@ def operator_of(node: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in a result: in lists, mappings and the fields of objects that are either."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict) or hasattr(value, "values") and callable(value.values):
-        for part in value.values():
-            yield from tensors_in(part)
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from tensors_in(part)
-
-
 def saved_tensors(
     fn: Callable[[], T],
     params: torch.nn.Module | Iterable[torch.Tensor] | None = None,
@@ -234,16 +222,17 @@ def saved_tensors(
     import torch
 
     named: dict[int, tuple[str, str | None]] = {}
+    parts: list[tuple[str, str | None, torch.Tensor]]
     modules: dict[int, str] = {}
     if isinstance(params, torch.nn.Module):
         modules = {id(part): name for name, part in params.named_modules()}
-        for name, buffer in params.named_buffers():
-            named[buffer.untyped_storage()._cdata] = ("buffer", name)
-        for name, parameter in params.named_parameters():
-            named[parameter.untyped_storage()._cdata] = ("parameter", name)
+        parts = [("buffer", *pair) for pair in params.named_buffers()]
+        parts += [("parameter", *pair) for pair in params.named_parameters()]
     else:
-        for parameter in params or ():
-            named[parameter.untyped_storage()._cdata] = ("parameter", None)
+        parts = [("parameter", None, parameter) for parameter in params or ()]
+    for kind, name, tensor in parts:
+        for part in parts_of(tensor):
+            named[storage_of(part)[0]] = (kind, name)
     watch = _Watch(modules)
     with watch.modules_followed(), torch.autograd.graph.saved_tensors_hooks(watch.pack, watch.unpack):
         result = fn()

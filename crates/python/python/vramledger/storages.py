@@ -1,7 +1,7 @@
 """A tape of storages: every one that an operator makes, until the last tensor that has it is gone.
 
-Works on whatever PyTorch dispatches: tensors of the host, of a device, fake ones. What lives and dies inside an operator is
-not seen.
+Works on whatever PyTorch dispatches: tensors of the host, of a device, fake ones. What lives and dies inside an
+operator is not seen.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from vramledger import _native
+from vramledger.tensors import parts_of, tensors_in
 
 if TYPE_CHECKING:
     import torch
@@ -77,17 +78,40 @@ class StorageTape:
 
     def gone(self, key: int) -> None:
         """The storage is gone."""
-        number, _ = self.alive.pop(key, (None, None))
-        if number is not None and not self.is_over:
+        number, _ = self.alive.pop(key, (-1, None))
+        if number >= 0 and not self.is_over:
             self.results.pop(number, None)
             self.recorder.free(number)
 
-    def name(self, tensor: torch.Tensor, category: str, name: str, owner: str | None, saved: bool = False) -> None:
+    def name(self, tensor: torch.Tensor, category: str, name: str, owner: str | None) -> None:
         """What the storage of ``tensor`` is, learnt now."""
-        number = self.add(tensor, category, name, owner)
-        self.results.pop(number, None)
-        self.lasting[number] = (category, name, owner)
-        self.recorder.relabel(number, name, owner, category, saved)
+        for part in parts_of(tensor):
+            number = self.add(part, category, name, owner)
+            self.results.pop(number, None)
+            self.lasting[number] = (category, name, owner)
+            self.recorder.relabel(number, name, owner, category, False)
+
+    def kept(self, tensor: torch.Tensor) -> None:
+        """Autograd keeps ``tensor`` for its backward."""
+        for part in parts_of(tensor):
+            number = self.number(part)
+            if number in self.results and self.phase == "forward":
+                name, owner = self.results.pop(number)
+                self.recorder.rename(number, name, owner, "activation", True)
+            elif number in self.lasting:
+                category, name, owner = self.lasting[number]
+                if category == "input":
+                    self.recorder.relabel(number, name, owner, category, True)
+
+    def number(self, tensor: torch.Tensor) -> int:
+        """The number of the storage of ``tensor``; -1 where it is not known."""
+        number, _ = self.alive.get(tensor.untyped_storage()._cdata, (-1, None))
+        return number
+
+    def adopt(self, name: str, gradient: torch.Tensor) -> None:
+        """``gradient`` is that of the parameter of that name."""
+        if any(self.number(part) not in self.lasting for part in parts_of(gradient)):
+            self.name(gradient, "gradient", f"{kind_of(name)}.grad", name.rpartition(".")[0] or None)
 
     def name_model(self) -> None:
         """Parameters and buffers."""
@@ -114,7 +138,7 @@ class StorageTape:
         name = ".".join(part for part in (kind_of(owner or ""), operator) if part)
         # A module at work in backward computes its results once more.
         category = "activation" if self.modules and self.phase == "backward" else "temporary"
-        for tensor in tensors:
+        for tensor in (part for one in tensors for part in parts_of(one)):
             known = tensor.untyped_storage()._cdata in self.alive
             # `torch.tensor(0.0)`, the counters of optimizers for one, is made on the host.
             on_host = True if operator == "lift_fresh" else None
@@ -128,8 +152,6 @@ class StorageTape:
         import torch
         from torch.nn.modules import module as hooks
         from torch.utils._python_dispatch import TorchDispatchMode
-
-        from vramledger.saved import tensors_in
 
         tape = self
 
@@ -147,27 +169,11 @@ class StorageTape:
                 self.modules.pop()
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
-            number, _ = self.alive.get(tensor.untyped_storage()._cdata, (None, None))
-            if number in self.results and self.phase == "forward":
-                name, owner = self.results.pop(number)
-                self.recorder.rename(number, name, owner, "activation", True)
-            elif number in self.lasting:
-                category, name, owner = self.lasting[number]
-                if category == "input":
-                    self.recorder.relabel(number, name, owner, category, True)
+            self.kept(tensor)
             return tensor.detach()
 
         def adopt(name: str) -> Callable[[torch.Tensor], None]:
-            owner = name.rpartition(".")[0] or None
-
-            def adopted(parameter: torch.Tensor) -> None:
-                gradient = parameter.grad
-                if gradient is not None:
-                    number, _ = self.alive.get(gradient.untyped_storage()._cdata, (None, None))
-                    if number not in self.lasting:
-                        self.name(gradient, "gradient", f"{kind_of(name)}.grad", owner)
-
-            return adopted
+            return lambda parameter: None if parameter.grad is None else self.adopt(name, parameter.grad)
 
         with ExitStack() as stack:
             for handle in (

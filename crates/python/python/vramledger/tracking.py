@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from vramledger.saved import tensors_in
 from vramledger.tables import Table, rows_of
+from vramledger.tensors import tensors_in
 
 if TYPE_CHECKING:
     import torch
@@ -187,8 +187,9 @@ def track(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None
     """Follows the phases of a training run, a context around its loop: ``with track(model, optimizer) as run: …``.
 
     A forward pass of ``model`` with gradients begins the phase forward, ``backward()`` the phase backward, a step of
-    ``optimizer`` the phase update, which ends with the next forward pass. ``run.marks`` has every phase with the bytes of the device
-    when it began. Nothing of the run changes but that it is told where it is; other runs may be followed at once.
+    ``optimizer`` the phase update, which ends with the next forward pass. ``run.marks`` has every phase with the bytes
+    of the device when it began. Nothing of the run changes but that it is told where it is; other runs may be followed
+    at once.
     """
     return Track(model, optimizer)
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vramledger.errors import MeasureError
-from vramledger.saved import SavedTensors, saved_tensors, tensors_in
+from vramledger.saved import SavedTensors, saved_tensors
 from vramledger.tables import Table, rows_of
+from vramledger.tensors import tensors_in
 
 if TYPE_CHECKING:
     import torch

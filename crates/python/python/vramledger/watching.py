@@ -126,7 +126,7 @@ class Watch(Table):
 
 
 def watch(every: int = 50, *, notify: Callable[[str], Any] | None = None) -> Watch:
-    """Watches a training run for growth: call ``.step()`` at the end of every step, or give ``.callback()`` to a Trainer.
+    """Watches a run for growth: call ``.step()`` at the end of every step, or give ``.callback()`` to a Trainer.
 
     Every ``every`` steps it looks at what is held (bytes of all devices, and the tensors that Python sees). Where that
     grew in three windows one after the other it says so once, with what there is more of and who holds it: by
