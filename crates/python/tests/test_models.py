@@ -81,3 +81,23 @@ def test_saved_tensors_are_those_of_the_engine(family: str, attention: str, tmp_
     assert not missing
     # And nothing of a layer but the tables of positions does.
     assert all(not owner or ".layers." not in owner and ".h." not in owner or owner in renamed for owner, _ in besides)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen2"])
+def test_flash_attention_keeps_its_random_state_on_gpus_alone(family: str, tmp_path: Path) -> None:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    config = getattr(transformers, f"{family}Config")(**SMALL, attn_implementation="sdpa")
+    config.save_pretrained(tmp_path)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).bfloat16()
+    ids = torch.zeros(BATCH, SEQ, dtype=torch.int64)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        measured = vramledger.saved_tensors(lambda: model(input_ids=ids, labels=ids), model)
+    assert sum("flash_attention" in row.operator for row in measured.rows) == 5 * SMALL["num_hidden_layers"]
+    plan = vramledger.plan(tmp_path, batch=BATCH, seq=SEQ, dtype="bf16", sdpa_kernel="flash")
+    planned = [o for o in plan.objects("forward") if o.saved and o.category not in ("parameter", "buffer")]
+    of_gpus = [o for o in planned if o.name.rpartition(".")[2] in ("rng_state", "rng_unused")]
+    assert [o.bytes for o in of_gpus] == [16, 8] * SMALL["num_hidden_layers"]
+    assert Counter(row.bytes for row in measured.activations) == Counter(
+        o.bytes for o in planned if o not in of_gpus
+    )

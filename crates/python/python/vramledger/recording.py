@@ -115,6 +115,7 @@ class _Cuda:
         self.labels: list[dict[str, Any]] = []
         self.ooms: list[dict[str, Any]] = []
         self.labelled: dict[int, tuple[str, str]] = {}
+        self.is_over = False
 
     def begin(self, stack: ExitStack) -> None:
         import torch
@@ -132,6 +133,7 @@ class _Cuda:
         import torch
 
         self._note(self.run.steps, None, "end")
+        self.is_over = True
         self.snapshot = torch.cuda.memory._snapshot()
         self.final = torch.cuda.memory_stats()
         torch.cuda.memory._record_memory_history(enabled=None)
@@ -185,7 +187,8 @@ class _Cuda:
     def _out_of_memory(self, device: int, requested: int, total: int, free: int) -> None:
         import torch
 
-        if not self.marks:
+        # The observer cannot be taken off again.
+        if not self.marks or self.is_over:
             return
         node = torch._C._current_autograd_node()
         at = self.run.at
