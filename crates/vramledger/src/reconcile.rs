@@ -155,10 +155,15 @@ fn distance(predicted: &Ledger, found: &Ledger) -> u64 {
     let last = |side: &BTreeMap<(u32, Option<u32>, String), [u64; 2]>| side.keys().map(|key| key.0).max();
     let steps = last(&ours).min(last(&theirs)).unwrap_or(0);
     let keys: BTreeSet<_> = ours.keys().chain(theirs.keys()).filter(|key| key.0 <= steps).collect();
+    let order =
+        |key: &&(u32, Option<u32>, String)| (key.0, key.1.is_none() && key.0 > 0, key.1, key.2 != "forward");
+    let broken = found.oom.as_ref().and_then(|_| theirs.keys().max_by_key(order));
     let off = |key: &&(u32, Option<u32>, String)| {
         let side = |side: &BTreeMap<_, [u64; 2]>| side.get(*key).copied().unwrap_or([0, 0]);
         let (ours, theirs) = (side(&ours), side(&theirs));
-        ours[0].abs_diff(theirs[0]) + ours[1].abs_diff(theirs[1])
+        // Where a run breaks off, what is still held depends on how the error is handled.
+        let end = if Some(*key) == broken { 0 } else { ours[1].abs_diff(theirs[1]) };
+        ours[0].abs_diff(theirs[0]) + end
     };
     keys.iter().map(off).sum()
 }
