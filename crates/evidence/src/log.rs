@@ -1,13 +1,13 @@
 //! Step logs, as tables, JSON lines or pairs of names and values in text: a series of totals.
 
 mod names;
+mod records;
 mod rows;
 pub(crate) mod table;
 
 use std::collections::BTreeMap;
 
 use ledger::Bytes;
-use serde_json::Value;
 use thiserror::Error;
 
 use self::names::{Role, role};
@@ -53,12 +53,18 @@ pub enum LogError {
     NoRows,
     #[error("no column of the log is memory of a device by its name; the columns are {columns}")]
     NoMemory { columns: String },
+    #[error("the log has more than {MOST_CELLS} cells, empty ones included")]
+    TooLarge,
+    #[error("the list of records cannot be read: {problem}")]
+    Records { problem: String },
 }
 
 /// The most columns of a log.
 const MOST_COLUMNS: usize = 1 << 12;
-/// The most numbers of a log.
-const MOST_CELLS: usize = 1 << 26;
+/// The most cells of a log.
+const MOST_CELLS: usize = 1 << 24;
+/// The longest line that is looked at as a record of JSON.
+const LONGEST_RECORD: usize = 1 << 20;
 /// What no memory of a device is as large as: 2^50 bytes.
 const TOO_LARGE: f64 = (1_u64 << 50) as f64;
 /// How many names an error lists.
@@ -74,15 +80,21 @@ impl StepLog {
         Self::of(&rows)
     }
 
-    /// Reads a log from a list of records in JSON.
+    /// Reads a log from JSON: a list of records, or the one under `log_history`, as trainers keep it.
     ///
     /// # Errors
-    /// As [`StepLog::read`].
-    pub fn of_records(records: &[Value]) -> Result<Self, LogError> {
-        Self::of(&Rows::of_records(records))
+    /// As [`StepLog::read`], and what is wrong with the JSON.
+    pub fn of_records(json: &[u8]) -> Result<Self, LogError> {
+        let json = json.strip_prefix(b"\xef\xbb\xbf").unwrap_or(json);
+        let rows =
+            records::read(json).map_err(|problem| LogError::Records { problem: problem.to_string() })?;
+        Self::of(&rows)
     }
 
     fn of(rows: &Rows) -> Result<Self, LogError> {
+        if rows.full {
+            return Err(LogError::TooLarge);
+        }
         let roles: Vec<Option<Role>> = rows.names.iter().map(|name| role(name)).collect();
         let mut figures: BTreeMap<Figure, usize> = BTreeMap::new();
         let mut warnings = Vec::new();

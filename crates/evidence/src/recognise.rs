@@ -51,6 +51,8 @@ pub enum TextForm {
 pub struct Opened<'a> {
     /// What it is by how it begins, unpacked.
     pub form: Form,
+    /// Whether it is packed by gzip, so that a small file may be a large one.
+    pub packed: bool,
     /// All of it, unpacked.
     pub source: Box<dyn Read + 'a>,
 }
@@ -64,9 +66,9 @@ impl<'a> Opened<'a> {
         let (head, source) = ahead(source)?;
         if head.starts_with(b"\x1f\x8b") {
             let (head, source) = ahead(MultiGzDecoder::new(source))?;
-            return Ok(Self { form: recognise(&head), source: Box::new(source) });
+            return Ok(Self { form: recognise(&head), packed: true, source: Box::new(source) });
         }
-        Ok(Self { form: recognise(&head), source: Box::new(source) })
+        Ok(Self { form: recognise(&head), packed: false, source: Box::new(source) })
     }
 }
 

@@ -22,8 +22,10 @@ use crate::Warning;
 
 /// The most spans and instants that are kept: a gigabyte of them.
 const MOST_KEPT: usize = 1 << 24;
-/// The longest name of an operator.
+/// The longest name of an operator, a process or a thread.
 const LONGEST_NAME: usize = 200;
+/// The most bytes of different names.
+const MOST_NAMES: usize = 1 << 27;
 /// The name of the instants of memory.
 const MEMORY: &str = "[memory]";
 /// The name of the instants of requests that found no room.
@@ -82,7 +84,7 @@ pub enum TraceError {
         "the trace has {events} events and not one `[memory]` instant: record it with `profile(profile_memory=True)`"
     )]
     NoMemory { events: u64 },
-    #[error("the trace has more than {MOST_KEPT} operators and memory instants")]
+    #[error("the trace has more than {MOST_KEPT} operators and memory instants, or 128 MiB of their names")]
     TooLarge,
     #[error(transparent)]
     Tape(#[from] TapeError),
@@ -172,6 +174,8 @@ struct Instant {
 struct Kept {
     threads: IndexSet<String>,
     names: IndexSet<String>,
+    /// The bytes of both.
+    named: usize,
     spans: Vec<Span>,
     instants: Vec<Instant>,
     damaged: u64,
@@ -244,7 +248,7 @@ impl Kept {
         thread.push_str(entry.pid.map_or("", RawValue::get));
         thread.push(' ');
         thread.push_str(entry.tid.map_or("", RawValue::get));
-        let thread = intern(&mut self.threads, thread);
+        let thread = intern(&mut self.threads, clip(thread), &mut self.named)?;
         if span {
             let operator = entry.cat != "user_annotation";
             let kind = match &*entry.name {
@@ -259,7 +263,7 @@ impl Kept {
                     _ => SpanKind::Annotation,
                 },
             };
-            let name = intern(&mut self.names, clip(&entry.name));
+            let name = intern(&mut self.names, clip(&entry.name), &mut self.named)?;
             let end = time + entry.dur.unwrap_or(0.0).max(0.0);
             self.spans.push(Span { start: time, end, thread, name, kind });
             return Ok(());
@@ -302,10 +306,17 @@ fn is_passed_over(text: &[u8]) -> bool {
         .any(|category| value.strip_prefix(*category).is_some_and(|rest| rest.starts_with(b"\"")))
 }
 
-/// The handle of `text` in `table`.
-fn intern(table: &mut IndexSet<String>, text: &str) -> u32 {
-    let index = table.get_index_of(text).unwrap_or_else(|| table.insert_full(text.to_owned()).0);
-    index as u32
+/// The handle of `text` in `table`; `bytes` are those of all names.
+fn intern(table: &mut IndexSet<String>, text: &str, bytes: &mut usize) -> Result<u32, TraceError> {
+    if let Some(index) = table.get_index_of(text) {
+        return Ok(index as u32);
+    }
+    // The table has some bytes for each name besides.
+    *bytes += text.len() + size_of::<String>();
+    if *bytes > MOST_NAMES {
+        return Err(TraceError::TooLarge);
+    }
+    Ok(table.insert_full(text.to_owned()).0 as u32)
 }
 
 /// As much of `name` as is kept.

@@ -79,6 +79,32 @@ fn a_log_without_memory_says_what_it_has() {
     let told = StepLog::read("{\"step\": 1, \"loss\": 2.5}\n").unwrap_err();
     assert_eq!(told, LogError::NoRows);
     assert_eq!(StepLog::read("epoch one\n"), Err(LogError::NoRows));
-    let told = StepLog::of_records(&[serde_json::json!({"step": 1, "loss": 2.5})]).unwrap_err();
+    let told = StepLog::of_records(br#"[{"step": 1, "loss": 2.5}]"#).unwrap_err();
     assert!(told.to_string().ends_with("the columns are `loss`, `step`"), "{told}");
+}
+
+#[test]
+fn a_list_of_records_is_read_record_by_record() {
+    let records = r#"[{"step": 1, "allocated_mib": 5}, 7, [{}], {"step": 2, "inner": {"reserved_mib": 9}}]"#;
+    let kept = format!(r#"{{"best": {{"log_history": 1}}, "log_history": {records}, "epoch": 3}}"#);
+    for json in [records.to_owned(), kept, format!("\u{feff}{records}")] {
+        let log = StepLog::of_records(json.as_bytes()).unwrap();
+        assert_eq!(log.series[0].points.len(), 2, "{json}");
+        assert_eq!(log.columns.len(), 2);
+        assert!(log.warnings.iter().any(|warning| warning.to_string().contains('2')), "two are no records");
+    }
+    for damaged in ["[{\"step\": 1", "[{}] x", "{\"log_history\": 3}", "{\"a\": []}", &"[".repeat(100_000)] {
+        assert!(
+            matches!(StepLog::of_records(damaged.as_bytes()), Err(LogError::Records { .. })),
+            "{damaged:.20}"
+        );
+    }
+}
+
+#[test]
+fn a_log_of_more_cells_than_are_held_is_refused() {
+    // Each row has one cell more than the one before, and its own name.
+    let wide: String = (0..4096).map(|column| format!("{{\"c{column}\": 1}}\n")).collect();
+    let log = format!("{{\"step\": 1, \"allocated_mib\": 2}}\n{}", wide.repeat(3));
+    assert_eq!(StepLog::read(&log), Err(LogError::TooLarge));
 }

@@ -42,12 +42,10 @@ pub enum Error {
     Timeline { name: String, problem: evidence::TimelineError },
     #[error("`{name}`: {problem}")]
     Log { name: String, problem: evidence::LogError },
-    #[error("`{name}`: the list of records cannot be read: {problem}")]
-    Records { name: String, problem: serde_json::Error },
     #[error("`{name}` is {what}, and no evidence of a run's memory")]
     NotEvidence { name: String, what: &'static str },
-    #[error("`{name}` is larger than 2 GiB, the most that is read of a file that is no trace")]
-    TooLarge { name: String },
+    #[error("`{name}` is larger than {mib} MiB, unpacked, the most that is read of a file of its form")]
+    TooLarge { name: String, mib: u64 },
     #[error("`{name}` tells of no objects: {what} has totals alone")]
     NoLedger { name: String, what: &'static str },
     #[error("not one of the files can be read; the first: {first}")]

@@ -14,7 +14,7 @@ mod traced;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::io;
+use std::io::{self, Read as _};
 
 use allocator::PlacedAllocator;
 use evidence::recognise::{self, Form, Opened, TextForm};
@@ -79,8 +79,30 @@ pub struct Read {
 /// The frames of a stack that count where nothing else is said.
 pub const DEPTH: usize = 2;
 
-/// The largest file, unpacked, of a form that is read at once; traces are read as they come.
-const LARGEST: u64 = 1 << 31;
+/// The most MiB, unpacked, that are read of a file of `form`, which is read at once: what it becomes in memory may be
+/// several times as much. Traces are read as they come.
+const fn largest(form: Form, packed: bool) -> u64 {
+    match form {
+        // Its tables are smaller than itself.
+        Form::Pickle if packed => 1024,
+        Form::Pickle => 2048,
+        Form::Text => 512,
+        Form::Timeline => 256,
+        _ => 128,
+    }
+}
+
+/// All of `source`.
+fn whole(path: &str, opened: Opened<'_>) -> Result<Vec<u8>, Error> {
+    let mib = largest(opened.form, opened.packed);
+    let mut bytes = Vec::new();
+    let read = opened.source.take((mib << 20) + 1).read_to_end(&mut bytes);
+    read.map_err(|source| Error::Read { path: path.into(), source })?;
+    if bytes.len() as u64 > mib << 20 {
+        return Err(Error::TooLarge { name: path.into(), mib });
+    }
+    Ok(bytes)
+}
 
 /// What the evidence in `source` says, whose form is told by how it begins; of a document that has a
 /// ledger, that. `path` is what an error calls it.
@@ -97,7 +119,7 @@ pub fn read(path: &str, source: impl io::Read, question: &ReadQuestion) -> Resul
         Form::Empty => Err(Error::NotEvidence { name: path.into(), what: "empty" }),
         Form::Other(what) => Err(Error::NotEvidence { name: path.into(), what }),
         form => {
-            let bytes = traced::whole(path, opened)?;
+            let bytes = whole(path, opened)?;
             let file_bytes = counted.get();
             match form {
                 Form::Pickle => ledger(snapshot(path, bytes, file_bytes, question)?),
@@ -173,15 +195,7 @@ fn timeline(path: &str, bytes: &[u8], file_bytes: u64, question: &ReadQuestion) 
 
 /// A list of records, as a trainer keeps its log.
 fn records(path: &str, bytes: &[u8], file_bytes: u64, question: &ReadQuestion) -> Result<Answer, Error> {
-    let damaged = |problem| Error::Records { name: path.into(), problem };
-    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
-    let mut read: Value = serde_json::from_slice(bytes).map_err(damaged)?;
-    let records = match read.get_mut("log_history") {
-        Some(records) => records.take(),
-        None => read,
-    };
-    let records = records.as_array().map(Vec::as_slice).unwrap_or_default();
-    let log = StepLog::of_records(records).map_err(|problem| Error::Log { name: path.into(), problem })?;
+    let log = StepLog::of_records(bytes).map_err(|problem| Error::Log { name: path.into(), problem })?;
     Ok(Answer::Series(logged::step_log(&log, file_bytes, question.capacity)))
 }
 

@@ -178,3 +178,11 @@ fn a_message_is_read_from_standard_input() {
     assert_eq!(answer.exit, Some(0), "{}", answer.stderr);
     assert!(answer.stdout.ends_with("1,,cuda,0,308281344,306184193,308281344,8364448809,64613253,6732361236,7380255375,647894139,,,-404226048,fragmentation,oom,,,\n"), "{}", answer.stdout);
 }
+
+#[test]
+fn a_request_of_nothing_has_no_range() {
+    let folder = Folder::new().with("t.txt", include_str!("../../../../fuzz/seeds/oom/nothing.txt"));
+    let instant = folder.run("read t.txt --format json").json()["instants"][0].clone();
+    assert_eq!(instant["requested_bytes"], 0);
+    assert_eq!(instant["tensor_bytes_range"], serde_json::Value::Null);
+}

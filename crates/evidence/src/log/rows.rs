@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use super::names::{Role, Scale, amount, role};
 use super::table::{fields, separator};
-use super::{MOST_CELLS, MOST_COLUMNS, is_memory};
+use super::{LONGEST_RECORD, MOST_CELLS, MOST_COLUMNS, is_memory};
 
 /// How deep records may lie in records.
 const DEEPEST: usize = 4;
@@ -18,6 +18,8 @@ pub(super) struct Rows {
     cells: Vec<Vec<Cell>>,
     /// Lines that are no rows.
     pub(super) odd: u64,
+    /// Whether there is more than a log holds.
+    pub(super) full: bool,
 }
 
 /// One cell.
@@ -43,15 +45,23 @@ impl Cell {
 
 /// A table in the making, whose columns are learnt row by row.
 #[derive(Default)]
-struct Growing {
+pub(super) struct Growing {
     columns: IndexMap<String, ()>,
     cells: Vec<Vec<Cell>>,
     count: usize,
 }
 
 impl Growing {
+    /// Adds a row for `record`.
+    pub(super) fn record(&mut self, record: &Map<String, Value>) {
+        self.row(flat(record));
+    }
+
     /// Adds a row of names and cells; more than a log holds is left out.
     fn row(&mut self, pairs: impl IntoIterator<Item = (String, Cell)>) {
+        if self.count > MOST_CELLS {
+            return;
+        }
         let mut row = Vec::new();
         for (name, cell) in pairs {
             let known = self.columns.get_index_of(&name);
@@ -66,13 +76,14 @@ impl Growing {
             row[column] = cell;
         }
         self.count += row.len();
-        if !row.is_empty() && self.count <= MOST_CELLS {
+        if !row.is_empty() {
             self.cells.push(row);
         }
     }
 
-    fn rows(self, odd: u64) -> Rows {
-        Rows { names: self.columns.into_keys().collect(), cells: self.cells, odd }
+    pub(super) fn rows(self, odd: u64) -> Rows {
+        let full = self.count > MOST_CELLS;
+        Rows { names: self.columns.into_keys().collect(), cells: self.cells, odd, full }
     }
 }
 
@@ -81,19 +92,6 @@ impl Rows {
     pub(super) fn read(text: &str) -> Option<Self> {
         let rows = json_lines(text).or_else(|| table(text)).or_else(|| pairs(text))?;
         (!rows.cells.is_empty()).then_some(rows)
-    }
-
-    /// The rows of `records`.
-    pub(super) fn of_records(records: &[Value]) -> Self {
-        let mut growing = Growing::default();
-        let mut odd = 0;
-        for record in records {
-            match record {
-                Value::Object(record) => growing.row(flat(record)),
-                _ => odd += 1,
-            }
-        }
-        growing.rows(odd)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -164,8 +162,9 @@ fn json_lines(text: &str) -> Option<Rows> {
     for line in text.lines().filter(|line| !line.trim().is_empty()) {
         let record = line.find("{\"").map(|start| &line[start..]);
         let record = record.map(|record| record.trim_end().trim_end_matches(','));
+        let record = record.filter(|record| record.len() <= LONGEST_RECORD);
         match record.and_then(|record| serde_json::from_str::<Map<String, Value>>(record).ok()) {
-            Some(record) => growing.row(flat(&record)),
+            Some(record) => growing.record(&record),
             None => odd += 1,
         }
     }
@@ -192,6 +191,7 @@ fn table(text: &str) -> Option<Rows> {
         return None;
     }
     let (mut cells, mut count): (Vec<Vec<Cell>>, usize) = (Vec::new(), 0);
+    let mut full = false;
     for line in lines {
         let row = fields(line, separator);
         // A heading may come again where a run was begun anew.
@@ -204,11 +204,12 @@ fn table(text: &str) -> Option<Rows> {
         }
         count += row.len();
         if count > MOST_CELLS {
+            full = true;
             break;
         }
         cells.push(row.iter().map(|cell| Cell::of(cell)).collect());
     }
-    (!cells.is_empty()).then_some(Rows { names, cells, odd })
+    (!cells.is_empty()).then_some(Rows { names, cells, odd, full })
 }
 
 /// Names and values in the lines of a text: `step 20 | allocated=106 MiB, reserved: 2980 MiB`.

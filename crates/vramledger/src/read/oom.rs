@@ -102,7 +102,7 @@ fn is_rounded(message: &Message) -> bool {
 
 /// The least and the most bytes of the tensor behind the figure that the message gives.
 fn tensor_range(message: &Message) -> Option<[u64; 2]> {
-    let asked = message.instant.requested.filter(|_| is_rounded(message))?;
+    let asked = message.instant.requested.filter(|asked| is_rounded(message) && asked.get() > 0)?;
     let exact = allocator::requests_behind(asked, asked);
     match (exact.first(), exact.last()) {
         (Some(first), Some(last)) => Some([*first.start(), *last.end()]),

@@ -1,7 +1,6 @@
 //! The answer for evidence that is a tape without addresses: profiler traces and memory timelines.
 
 use std::collections::BTreeMap;
-use std::io::Read as _;
 
 use evidence::recognise::Opened;
 use evidence::{RawTimeline, Trace};
@@ -269,15 +268,4 @@ fn instant(tape: &Tape, device: DeviceId, at: usize, question: &ReadQuestion, op
         depth: 1,
         rows,
     }
-}
-
-/// All of `source`, up to the most that is read at once.
-pub(super) fn whole(path: &str, source: Opened<'_>) -> Result<Vec<u8>, Error> {
-    let mut bytes = Vec::new();
-    let read = source.source.take(super::LARGEST + 1).read_to_end(&mut bytes);
-    read.map_err(|source| Error::Read { path: path.into(), source })?;
-    if bytes.len() as u64 > super::LARGEST {
-        return Err(Error::TooLarge { name: path.into() });
-    }
-    Ok(bytes)
 }
