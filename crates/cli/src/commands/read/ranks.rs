@@ -51,6 +51,7 @@ fn one_file_alone(args: &ReadArgs) -> Result<()> {
         ("--by", args.by != By::default()),
         ("--depth", args.depth != DEPTH),
         ("--what-if", !args.what_if.is_empty()),
+        ("--capacity", args.capacity.is_some()),
         ("--model", args.model.is_some()),
         ("--ledger", args.ledger.is_some()),
         ("--params", args.params.is_some()),
