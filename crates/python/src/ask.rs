@@ -8,7 +8,7 @@ use report::{Page, PlanReport, Report as _};
 use vramledger::ledger::{Bytes, Found};
 use vramledger::models::Torch;
 use vramledger::wire::Document as Known;
-use vramledger::{Answer, By, Error, ReadQuestion, RecordedDevice, SimulateQuestion, wire};
+use vramledger::{Answer, By, Error, RankReader, ReadQuestion, RecordedDevice, SimulateQuestion, wire};
 use vramledger_cli::Settings;
 
 use crate::document::{Body, Document};
@@ -155,32 +155,54 @@ pub fn compare(
     Ok(Document::new(base.0.clone(), Body::Comparison(comparison)))
 }
 
-/// A prediction beside evidence: a ledger, or allocated, reserved and capacity bytes of one instant in a phase.
+/// A prediction beside allocated, reserved and capacity bytes of one instant, in a phase.
 #[pyfunction]
 pub fn reconcile(
     py: Python<'_>,
-    predicted: (String, Py<Document>),
-    evidence: Option<(String, Py<Document>)>,
-    found: Option<(u64, u64, u64)>,
+    name: String,
+    predicted: Py<Document>,
+    found: (u64, u64, u64),
     at: Option<&str>,
 ) -> PyResult<Document> {
-    let ours = (predicted.0.as_str(), predicted.1.get().ledger()?);
-    let theirs = evidence
-        .as_ref()
-        .map(|(name, it)| Ok::<_, PyErr>((name.as_str(), it.get().ledger()?)))
-        .transpose()?;
-    let answer = py.detach(|| match (theirs, found) {
-        (Some(theirs), _) => vramledger::reconcile_ledgers(ours, theirs).map_err(raise),
-        (None, found) => {
-            let (allocated, reserved, capacity) = found.unwrap_or_default();
-            let bytes = Bytes::new;
-            let found =
-                Found { allocated: bytes(allocated), reserved: bytes(reserved), capacity: bytes(capacity) };
-            vramledger::reconcile(ours.0, ours.1, found, at).map_err(raise)
-        }
+    let ledger = predicted.get().ledger()?;
+    let (allocated, reserved, capacity) = (Bytes::new(found.0), Bytes::new(found.1), Bytes::new(found.2));
+    let found = Found { allocated, reserved, capacity };
+    let answer = py.detach(|| vramledger::reconcile(&name, ledger, found, at).map_err(raise))?;
+    Ok(Document::new(name, Body::Reconciliation(Box::new(answer))))
+}
+
+/// A prediction beside evidence, each a name and the bytes of a file.
+#[pyfunction]
+pub fn reconcile_evidence(
+    py: Python<'_>,
+    predicted: (String, Vec<u8>),
+    found: (String, Vec<u8>),
+) -> PyResult<Document> {
+    let answer = py.detach(|| {
+        let sides = ((&*predicted.0, &*predicted.1), (&*found.0, &*found.1));
+        vramledger::reconcile_evidence(sides.0, sides.1).map_err(raise)
     })?;
-    let body = Body::Reconciliation(Box::new(answer));
-    Ok(Document::new(predicted.0.clone(), body))
+    Ok(Document::new(predicted.0, Body::Reconciliation(Box::new(answer))))
+}
+
+/// What the files of the ranks of a job say, each a name and a path.
+#[pyfunction]
+pub fn read_ranks(
+    py: Python<'_>,
+    name: String,
+    files: Vec<(String, String)>,
+    device: Option<u16>,
+) -> PyResult<Document> {
+    py.detach(|| {
+        let mut reader = RankReader::new(device);
+        for (name, path) in &files {
+            match File::open(path) {
+                Ok(file) => reader.read(name, path, file),
+                Err(error) => reader.unread(name, format!("failed to read `{path}`: {error}")),
+            }
+        }
+        Ok(Document::new(name, Body::Ranks(Box::new(reader.answer().map_err(raise)?))))
+    })
 }
 
 /// The tape of a ledger under settings of the allocator.

@@ -24,6 +24,8 @@ pub enum Body {
     Instants(wire::Instants),
     /// Totals over time.
     Series(wire::Series),
+    /// The ranks of a job.
+    Ranks(Box<wire::RankReadings>),
 }
 
 /// A document: its JSON, its page for people and its rows for programs.
@@ -83,6 +85,7 @@ impl Document {
             Body::Comparison(it) => use_report(it),
             Body::Reconciliation(it) => use_report(&**it),
             Body::Simulation(it) => use_report(it),
+            Body::Ranks(it) => use_report(&**it),
             Body::Instants(instants) => use_report(&InstantsReport { name: &self.name, instants }),
             Body::Series(series) => use_report(&SeriesReport { name: &self.name, series }),
         })
@@ -101,6 +104,7 @@ impl Document {
             Body::Comparison(it) => it.sheet(),
             Body::Reconciliation(it) => it.sheet(),
             Body::Simulation(it) => it.sheet(),
+            Body::Ranks(it) => it.sheet(),
             Body::Instants(instants) => InstantsReport { name: &self.name, instants }.sheet(),
             Body::Series(series) => SeriesReport { name: &self.name, series }.sheet(),
         }
@@ -121,6 +125,7 @@ impl Document {
             Body::Simulation(_) => "simulation",
             Body::Instants(_) => "instants",
             Body::Series(_) => "series",
+            Body::Ranks(_) => "ranks",
         }
     }
 
@@ -132,6 +137,7 @@ impl Document {
             Body::Simulation(it) => to_json(it),
             Body::Instants(it) => to_json(it),
             Body::Series(it) => to_json(it),
+            Body::Ranks(it) => to_json(it),
         })
     }
 

@@ -32,5 +32,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(ask::recorded, module)?)?;
     module.add_function(wrap_pyfunction!(ask::compare, module)?)?;
     module.add_function(wrap_pyfunction!(ask::reconcile, module)?)?;
+    module.add_function(wrap_pyfunction!(ask::reconcile_evidence, module)?)?;
+    module.add_function(wrap_pyfunction!(ask::read_ranks, module)?)?;
     module.add_function(wrap_pyfunction!(ask::simulate, module)?)
 }

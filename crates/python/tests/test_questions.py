@@ -114,6 +114,25 @@ def test_evidence_is_what_it_is(tmp_path: Path) -> None:
     assert read.instants[0]["requested_bytes"] == 2 << 30
 
 
+def test_ranks_are_read_side_by_side(tmp_path: Path) -> None:
+    for rank, batch in enumerate((8, 8, 16)):
+        vramledger.plan(MLP, batch=batch).save(tmp_path / f"rank{rank}.vlt")
+    paths = [tmp_path / f"rank{rank}.vlt" for rank in range(3)]
+    ranks = vramledger.read_ranks(paths)
+    assert isinstance(ranks, vramledger.RankReadings) and "rank2" in str(ranks)
+    with pytest.raises(vramledger.Error):
+        vramledger.read_ranks([])
+
+
+def test_a_log_is_evidence_too(tmp_path: Path) -> None:
+    rows = [{"step": step, "allocated_bytes": (100 + step) << 20, "reserved_bytes": 200 << 20} for step in range(8)]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    held = vramledger.reconcile(vramledger.plan(MLP, batch=32), tmp_path / "log.jsonl")
+    assert isinstance(held, vramledger.Reconciliation) and held.estimate_difference_bytes is not None
+    with pytest.raises(vramledger.ReadError, match="failed to read"):
+        vramledger.reconcile(vramledger.plan(MLP), tmp_path / "missing.txt")
+
+
 def test_rows_go_to_pandas_polars_and_arrow() -> None:
     planned = vramledger.plan(MLP, batch=32)
     rows = len(planned.phases)

@@ -2,8 +2,8 @@
 
 Predict (``plan``), read what a run left behind (``read``), and hold one against the other (``compare``, ``reconcile``,
 ``simulate``). In a program with PyTorch: measure (``saved_tensors``, ``optimizer_state``), capture a step without a GPU
-(``capture``), follow a live run (``track``, ``phase``, ``record``, ``watch``), and verify that what saves memory changes
-no gradient (``verify_accumulation``, ``verify_checkpointing``, ``verify_offload``). ``check_framework`` holds this
+(``capture``), follow a live run (``track``, ``phase``, ``record``, ``watch``), and verify that gradients stay the same
+where memory is saved (``verify_accumulation``, ``verify_checkpointing``, ``verify_offload``). ``check_framework`` holds this
 PyTorch against what the ledgers say. Importing this needs no PyTorch. All amounts are bytes.
 """
 
@@ -17,6 +17,7 @@ from vramledger.documents import (
     Instants,
     Ledger,
     Object,
+    RankReadings,
     Reconciliation,
     Series,
     Simulation,
@@ -24,7 +25,7 @@ from vramledger.documents import (
 from vramledger.errors import ComparisonError, Error, MeasureError, ReadError, SetupError
 from vramledger.framework import Check, FrameworkCheck, check_framework
 from vramledger.optimizers import OptimizerState, StateTensor, optimizer_state
-from vramledger.questions import compare, plan, read, reconcile, simulate
+from vramledger.questions import compare, plan, read, read_ranks, reconcile, simulate
 from vramledger.recording import Recording, record
 from vramledger.saved import Saved, SavedTensors, saved_tensors
 from vramledger.settings import Settings
@@ -53,6 +54,7 @@ __all__ = [
     "Object",
     "OptimizerState",
     "PhaseMark",
+    "RankReadings",
     "ReadError",
     "Reconciliation",
     "Recording",
@@ -75,6 +77,7 @@ __all__ = [
     "phase",
     "plan",
     "read",
+    "read_ranks",
     "reconcile",
     "record",
     "saved_tensors",

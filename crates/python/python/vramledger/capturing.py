@@ -48,8 +48,8 @@ def capture(
     one of its final dtype, for those that do not fit in memory. ``inputs`` are the model's arguments: a tensor, a list,
     or a mapping by name. ``optimizer`` is an optimizer of ``model``, or what makes one of parameters
     (``torch.optim.AdamW``); without one there is no update. ``loss_fn(model, inputs)`` is the loss [default: the
-    ``loss`` of the result, else the sum of its tensors]. Raises ``MeasureError`` where the step needs values, which fake
-    tensors do not have.
+    ``loss`` of the result, else the sum of its tensors]. Raises ``MeasureError`` where the step needs values, which
+    fake tensors do not have.
     """
     import torch
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode

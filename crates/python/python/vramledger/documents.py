@@ -195,6 +195,10 @@ class Series(Document):
         return cast("str | None", self._get("verdict"))
 
 
+class RankReadings(Document):
+    """The ranks of a job side by side."""
+
+
 _CLASSES: dict[str, type[Document]] = {
     "ledger": Ledger,
     "comparison": Comparison,
@@ -202,6 +206,7 @@ _CLASSES: dict[str, type[Document]] = {
     "simulation": Simulation,
     "instants": Instants,
     "series": Series,
+    "ranks": RankReadings,
 }
 
 

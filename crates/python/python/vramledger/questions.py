@@ -17,6 +17,7 @@ from vramledger.documents import (
     Document,
     Instants,
     Ledger,
+    RankReadings,
     Reconciliation,
     Series,
     Simulation,
@@ -62,8 +63,9 @@ def read(
     A snapshot, a trace, a timeline, a document or a ``.vlt`` is a ``Ledger``; out-of-memory messages and accounts are
     ``Instants``; step logs a ``Series``. ``by`` (stack, line, module, size, category) and ``depth`` tell the objects
     at the peak apart; ``at`` looks after an event, ``step`` at the peak of a step, ``device`` at one GPU; ``what_if``
-    replays the requests under other settings; ``capacity`` is the bytes of the device that growth is held against. ``model`` with ``settings``, or ``parameters`` with ``world_size``, name
-    what an out-of-memory message asked for. Raises ``ReadError``, or ``SetupError`` for a question that cannot be.
+    replays the requests under other settings; ``capacity`` is the bytes of the device that growth is held against.
+    ``model`` with ``settings``, or ``parameters`` with ``world_size``, name what an out-of-memory message asked for.
+    Raises ``ReadError``, or ``SetupError`` for a question that cannot be.
     """
     path = os.fspath(path)
     known = None if model is None else (model, pairs(dict(settings or {})))
@@ -71,6 +73,23 @@ def read(
     called = Path(path).stem if name is None else name
     native = _native.read(called, path, by, depth, at, step, device, list(what_if), capacity, known, counted)
     return cast("Ledger | Instants | Series", wrap(native))
+
+
+def read_ranks(
+    paths: Sequence[str | os.PathLike[str]] | Mapping[str, str | os.PathLike[str]],
+    *,
+    device: int | None = None,
+) -> RankReadings:
+    """What the files of the ranks of a job say side by side: stages, and outliers with the objects that make them so.
+
+    ``paths`` are files, called by their stems, or files by name. A file that cannot be read is a row that says why.
+    Raises ``ReadError`` where none can be read.
+    """
+    if isinstance(paths, Mapping):
+        files = [(name, os.fspath(path)) for name, path in paths.items()]
+    else:
+        files = [(Path(path).stem, os.fspath(path)) for path in paths]
+    return cast(RankReadings, wrap(_native.read_ranks("ranks", files, device)))
 
 
 def _ledger(source: Source, name: str | None = None) -> Ledger:
@@ -109,18 +128,30 @@ def reconcile(
 ) -> Reconciliation:
     """A prediction beside what a run left behind, line by line with a reason for each difference.
 
-    In place of ``evidence``: ``allocated``, ``reserved`` and ``capacity`` bytes of one instant, in the phase ``at``
-    (else that of the predicted peak). Raises ``ComparisonError``, or ``TypeError`` where neither is given.
+    A file may be any evidence: a recording, an out-of-memory message, a step log. In place of ``evidence``:
+    ``allocated``, ``reserved`` and ``capacity`` bytes of one instant, in the phase ``at`` (else that of the predicted
+    peak). Raises ``ComparisonError`` or ``ReadError``, and ``TypeError`` where neither is given.
     """
-    ours = _ledger(predicted, "predicted")
     if evidence is not None:
-        theirs = _ledger(evidence, "evidence")
-        native = _native.reconcile((ours.name, ours._native), (theirs.name, theirs._native), None, None)
+        native = _native.reconcile_evidence(_side(predicted, "predicted"), _side(evidence, "evidence"))
     elif allocated is None or reserved is None or capacity is None:
         raise TypeError("reconcile() needs evidence, or allocated, reserved and capacity")
     else:
-        native = _native.reconcile((ours.name, ours._native), None, (allocated, reserved, capacity), at)
+        ours = _ledger(predicted, "predicted")
+        native = _native.reconcile(ours.name, ours._native, (allocated, reserved, capacity), at)
     return cast(Reconciliation, wrap(native))
+
+
+def _side(source: Source, name: str) -> tuple[str, bytes]:
+    """What to call ``source``, and its bytes as a file."""
+    if isinstance(source, Ledger):
+        return source.name, source.to_json().encode()
+    if isinstance(source, (str, os.PathLike)):
+        try:
+            return os.fspath(source), Path(source).read_bytes()
+        except OSError as error:
+            raise ReadError(f"failed to read `{os.fspath(source)}`: {error.strerror}") from error
+    return name, json.dumps(source).encode()
 
 
 def simulate(
