@@ -20,6 +20,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import reconciled
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 CASES = ("tests/truth/events/cases.jsonl", "tests/truth/cases.jsonl")
@@ -250,6 +252,17 @@ def run_scripts(options, wanted):
     return failed
 
 
+def run_reconciled(options):
+    """Holds plans against emulated runs."""
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        complaints = list(reconciled.check(options.vramledger, folder))
+    print(f"{'reconciled':18} {'no' if complaints else 'ok'}  {time.monotonic() - begin:5.1f} s", flush=True)
+    for complaint in complaints:
+        print(f"    {complaint}", flush=True)
+    return ["reconciled"] if complaints else []
+
+
 def run_truth(options):
     """Runs the recorded cases as they were recorded: the library alone, no recorder."""
     library = Path(options.vramledger).resolve().parent / "libvramledger_emulator.so"
@@ -283,15 +296,17 @@ def run_truth(options):
 def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--vramledger", required=True)
-    options.add_argument("--only", help="names of scripts; `truth` stands for the recorded cases")
+    options.add_argument("--only", help="names of scripts; `truth` stands for the recorded cases, `reconciled` for plans beside runs")
     options.add_argument("--results")
     options = options.parse_args()
     options.vramledger = os.path.abspath(options.vramledger)
     wanted = set(options.only.split(",")) if options.only else set()
-    unknown = wanted - {name(script) for script in SCRIPTS} - {"truth"}
+    unknown = wanted - {name(script) for script in SCRIPTS} - {"truth", "reconciled"}
     if unknown:
         sys.exit(f"there is no script `{min(unknown)}`")
-    failed = [] if wanted == {"truth"} else run_scripts(options, wanted)
+    failed = [] if wanted and wanted <= {"truth", "reconciled"} else run_scripts(options, wanted)
+    if not wanted or "reconciled" in wanted:
+        failed += run_reconciled(options)
     if not wanted or "truth" in wanted:
         failed += run_truth(options)
     if failed:
