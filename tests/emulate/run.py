@@ -4,8 +4,10 @@
     run.py --vramledger target/release/vramledger [--only NAME[,NAME…]] [--results FILE.jsonl]
 
 The Python that runs this runs the scripts. The scripts are as their users would write them; what is true of each
-ledger stands in `SCRIPTS`. The recorded cases of tests/truth are run by scripts/truth_case.py under the library beside
-the binary; `--results` keeps what came out, for `cargo xtask truth --emulated`. Leaves with 1 if anything is not so.
+ledger stands in `SCRIPTS`, and in `KEPT` what is to be said of those that keep something, or nothing, from step to
+step (named `kept-` and the script's name). The recorded cases of tests/truth are run by scripts/truth_case.py under
+the library beside the binary; `--results` keeps what came out, for `cargo xtask truth --emulated`. Leaves with 1 if
+anything is not so.
 """
 
 import argparse
@@ -123,6 +125,95 @@ SCRIPTS = [
     Script("evaluate.py", GRU, state=1.0, also=(steady,)),
     Script("keeps_losses.py", EMBEDDING, state=1.0, steps=6, arguments=["--steps", "all"], also=(grows,)),
 ]
+
+
+@dataclass
+class Kept:
+    """A script that keeps something from step to step, or nothing, and what is said of it."""
+
+    file: str
+    verdict: str
+    # Who makes what grows most, or what grew and is at rest; bytes a step of that; whether it is a graph.
+    owner: str = ""
+    bytes_per_step: int = 0
+    graph: bool = False
+
+
+BATCH = 64 * 384 * 4
+KEPT = [
+    # The embedding and the activation function of a step; the prediction, the loss and the tokens besides.
+    Kept("keeps_losses.py", "growing", "embedding", 256 * 64 * 512 * 4, graph=True),
+    Kept("growth/kept_features.py", "growing", "activation.py", BATCH),
+    # Four batches of 8 x 32 tokens with 2000 logits each, every second step.
+    Kept("growth/kept_logits.py", "growing", "linear.py", 4 * 8 * 32 * 2000 * 4 // 2),
+    Kept("growth/varying_lengths.py", "longest_input"),
+    Kept("growth/filled_cache.py", "warm_up", "linear.py", 128 * 1024 * 4),
+    Kept("growth/strands.py", "stranding", "strands.py", 2 << 20),
+    Kept("growth/clean_item.py", "steady"),
+    Kept("growth/clean_detach.py", "steady"),
+    Kept("growth/clean_evaluation.py", "steady"),
+    Kept("growth/clean_ema.py", "steady"),
+    Kept("growth/clean_warm_up.py", "longest_input"),
+    Kept("growth/clean_accumulation.py", "steady"),
+    Kept("growth/clean_lengths.py", "longest_input"),
+    Kept("growth/clean_scaler.py", "steady"),
+]
+
+
+def check_growth(kept, where, growth):
+    """Yields a sentence for everything that is wrongly said of what a script keeps."""
+    if growth["verdict"] != kept.verdict:
+        yield f"{where}: the verdict is {growth['verdict']}, not {kept.verdict}"
+    rows = growth["settled"] if kept.verdict == "warm_up" else growth["rows"]
+    if not kept.owner:
+        if growth["rows"]:
+            yield f"{where}: {growth['rows'][0]['name']} is accused"
+    elif not rows or kept.owner not in rows[0]["name"] or rows[0]["bytes_per_step"] != kept.bytes_per_step:
+        yield f"{where}: not {kept.owner} grows by {kept.bytes_per_step} a step, but {rows[:1]}"
+    if growth["kept_graph"] != kept.graph:
+        yield f"{where}: that a graph is kept is {growth['kept_graph']}"
+    if "leak" in growth["explanation"]:
+        yield f"{where}: it is said that {growth['explanation']}"
+
+
+def keep(kept, options):
+    """Runs a script; answers with the seconds it took and what does not hold of its ledger, tape and snapshot."""
+    begin = time.monotonic()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def answer(*arguments):
+        command = [options.vramledger, *arguments]
+        limit = {"timeout": LIMIT_SECONDS, "capture_output": True, "text": True}
+        return subprocess.run(command, cwd=folder, env=environment, **limit)
+
+    with tempfile.TemporaryDirectory() as folder:
+        run = ["emulate", "--steps", "all", "--snapshot", "run.pickle", "-o", "run.vlt", "--format", "json"]
+        ended = answer(*run, "--", sys.executable, str(HERE / kept.file))
+        # What the program prints itself stands before the ledger.
+        ledger = ended.stdout[ended.stdout.find('{\n  "format"') :]
+        if ended.returncode != 0 or not ledger:
+            return time.monotonic() - begin, [f"the exit code is {ended.returncode}:\n{ended.stderr}"]
+        growths = {"its ledger": json.loads(ledger)["growth"]}
+        growths["its tape"] = json.loads(answer("read", "run.vlt", "--format", "json").stdout)["growth"]
+        snapshot = json.loads(answer("read", "run.pickle", "--format", "json").stdout)
+        growths["its snapshot"] = snapshot["reading"]["growth"]
+    complaints = [said for where, growth in growths.items() for said in check_growth(kept, where, growth)]
+    return time.monotonic() - begin, complaints
+
+
+def run_kept(options, wanted):
+    failed = []
+    scripts = [kept for kept in KEPT if not wanted or f"kept-{Path(kept.file).stem}" in wanted]
+    with concurrent.futures.ThreadPoolExecutor(JOBS) as pool:
+        for kept, future in [(kept, pool.submit(keep, kept, options)) for kept in scripts]:
+            seconds, complaints = future.result()
+            stem = Path(kept.file).stem
+            print(f"{stem:18} {'no' if complaints else 'ok'}  {seconds:5.1f} s  {kept.verdict}", flush=True)
+            for complaint in complaints:
+                print(f"    {complaint}", flush=True)
+            if complaints:
+                failed.append(stem)
+    return failed
 
 
 def name(script):
@@ -301,10 +392,12 @@ def main():
     options = options.parse_args()
     options.vramledger = os.path.abspath(options.vramledger)
     wanted = set(options.only.split(",")) if options.only else set()
-    unknown = wanted - {name(script) for script in SCRIPTS} - {"truth", "reconciled"}
+    unknown = wanted - {name(script) for script in SCRIPTS} - {f"kept-{Path(kept.file).stem}" for kept in KEPT}
+    unknown -= {"truth", "reconciled"}
     if unknown:
         sys.exit(f"there is no script `{min(unknown)}`")
-    failed = [] if wanted and wanted <= {"truth", "reconciled"} else run_scripts(options, wanted)
+    scripts = not wanted or bool(wanted - {"truth", "reconciled"})
+    failed = run_scripts(options, wanted) + run_kept(options, wanted) if scripts else []
     if not wanted or "reconciled" in wanted:
         failed += run_reconciled(options)
     if not wanted or "truth" in wanted:

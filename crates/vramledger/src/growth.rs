@@ -6,6 +6,7 @@
 
 mod line;
 mod log;
+mod rounds;
 #[cfg(test)]
 mod tests;
 mod totals;
@@ -14,7 +15,7 @@ mod walk;
 mod words;
 
 use allocator::{CachingAllocator, memory_of};
-use ledger::{Bytes, Category, DeviceId, Event, LabelId, Meter, Phase, Tape, Unit};
+use ledger::{Bytes, Category, Event, LabelId, Meter, Phase, Tape, Unit};
 use models::Torch;
 use wire::{About, Growing, Growth, Slope, Trend};
 
@@ -24,9 +25,10 @@ use crate::emulate::Recorded;
 use crate::fit;
 use crate::simulate::known_torch;
 use line::Line;
+use rounds::rounds;
 use totals::{Told, told};
 use track::Track;
-use walk::{Walked, ends, walk};
+use walk::{End, Walked, after_updates, ends, walk};
 
 /// The ends of steps that it takes to tell growth from warm-up: the state of an optimizer comes in the
 /// first step, and what comes in a second one and again in a third is kept.
@@ -35,10 +37,13 @@ const LEAST_STEPS: usize = 3;
 /// More places than a program that only runs a model keeps outputs from.
 const LEAST_PLACES: usize = 5;
 
+/// What is kept less than this in a round after the training is no more than what an evaluation counts.
+const LEAST_PER_ROUND: u64 = 8 * 512;
+
 /// What grows on a tape that was kept, under the settings of its run.
 pub(crate) fn of_kept(about: &About, tape: &Tape, capacity: Option<Bytes>) -> Growth {
     if tape.unit != Unit::Requested {
-        return of_tape(tape, None, capacity);
+        return of_tape(tape, &|| None, capacity);
     }
     let setup = about.subject.get("setup").and_then(|setup| setup.get("alloc_conf"));
     let conf = setup.and_then(|conf| conf.as_str()).unwrap_or_default();
@@ -46,34 +51,55 @@ pub(crate) fn of_kept(about: &About, tape: &Tape, capacity: Option<Bytes>) -> Gr
     let tie = fit::tie_rule(known_torch(about).unwrap_or(Torch::V2_15));
     let has_segments =
         tape.events().any(|event| matches!(event, Event::SegmentAlloc(_) | Event::SegmentMap(_)));
-    if has_segments {
-        return of_tape(tape, Some(&mut Recorded::new(tape, &settings, tie)), capacity);
-    }
-    let mut meter = CachingAllocator::new(&settings, tie, &memory_of(tape));
-    of_tape(tape, Some(&mut meter), capacity)
+    let meter = || -> Option<Box<dyn Meter>> {
+        Some(match has_segments {
+            true => Box::new(Recorded::new(tape, &settings, tie)),
+            false => Box::new(CachingAllocator::new(&settings, tie, &memory_of(tape))),
+        })
+    };
+    of_tape(tape, &meter, capacity)
 }
 
-/// What grows on the GPUs of `tape`: on the one that grows most. `meter` tells blocks and segments, and
-/// `capacity` what the device has in place of
-/// what the tape tells.
-pub(crate) fn of_tape(tape: &Tape, meter: Option<&mut dyn Meter>, capacity: Option<Bytes>) -> Growth {
+/// What grows on the GPUs of `tape`: on the one that grows most. `meter` makes what tells blocks and
+/// segments, and `capacity` is what the device has in place of what the tape tells.
+pub(crate) fn of_tape<'a>(
+    tape: &Tape,
+    meter: &dyn Fn() -> Option<Box<dyn Meter + 'a>>,
+    capacity: Option<Bytes>,
+) -> Growth {
     let trains = tape.marks().iter().any(|mark| mark.phase == Phase::BACKWARD);
-    let measure = match (meter.is_some(), tape.unit) {
-        (false, Unit::Requested) => "requested",
-        _ => "allocated",
+    let judge = |ends: &[End], per: &str| {
+        let meter = meter();
+        let measure = match (meter.is_some(), tape.unit) {
+            (false, Unit::Requested) => "requested",
+            _ => "allocated",
+        };
+        let found = walk(tape, ends, meter).into_iter().map(|(device, walked)| {
+            let device = &tape.devices[usize::from(device.0)];
+            let known = device.capacity.map(|total| total.saturating_sub(device.context.unwrap_or_default()));
+            let room = capacity.or(known).map(Bytes::get);
+            Judge { tape, walked: &walked, measure, trains: trains && per == "step", room }.growth(per)
+        });
+        let worst = |growth: &Growth| (gravity(growth.verdict), growth.bytes_per_step);
+        found.reduce(|a, b| if worst(&b) > worst(&a) { b } else { a }).unwrap_or_else(|| nothing(per))
     };
-    let walked = walk(tape, &ends(tape), meter);
-    let room = |device: DeviceId| {
-        let device = &tape.devices[usize::from(device.0)];
-        let known = device.capacity.map(|total| total.saturating_sub(device.context.unwrap_or_default()));
-        capacity.or(known).map(Bytes::get)
-    };
-    let found = walked.iter().map(|(device, walked)| {
-        let judge = Judge { tape, walked, measure, trains, room: room(*device) };
-        judge.growth()
-    });
-    let worst = |growth: &Growth| (gravity(growth.verdict), growth.bytes_per_step);
-    found.reduce(|a, b| if worst(&b) > worst(&a) { b } else { a }).unwrap_or_else(|| nothing("step"))
+    let per =
+        if trains || tape.marks().iter().any(|mark| mark.phase == Phase::UPDATE) { "step" } else { "pass" };
+    let marked = judge(&ends(tape), per);
+    if marked.verdict == Trend::TooFewSteps {
+        let rounds = rounds(tape, 0);
+        return if rounds.is_empty() { marked } else { judge(&rounds, "round") };
+    }
+    // What a program does after its training may grow as well.
+    let rests = !matches!(marked.verdict, Trend::Growing | Trend::Stranding);
+    let after = after_updates(tape).filter(|_| rests).map(|from| rounds(tape, from)).unwrap_or_default();
+    if !after.is_empty() {
+        let after = judge(&after, "round");
+        if after.verdict == Trend::Growing && after.bytes_per_step >= LEAST_PER_ROUND {
+            return after;
+        }
+    }
+    marked
 }
 
 /// How much there is to do about a verdict.
@@ -122,7 +148,7 @@ struct Judge<'a> {
 }
 
 impl Judge<'_> {
-    fn growth(&self) -> Growth {
+    fn growth(&self, per: &str) -> Growth {
         let moments = &self.walked.moments;
         let last = moments.last().map_or(0, |moment| moment.step as u32);
         let enough = moments.len() >= LEAST_STEPS;
@@ -152,7 +178,16 @@ impl Judge<'_> {
         let since = rows.iter().map(|row| row.growing.first_step - 1).min();
         let from = since.unwrap_or(0).max(warm_up).max(1);
         let from = moments.partition_point(|moment| moment.step < from.into());
-        let told = told(moments, from.min(moments.len().saturating_sub(LEAST_STEPS)));
+        // The last step ends with the recording, whatever the program did until then.
+        let whole = &moments[..moments.len() - usize::from(moments.len() > totals::LEAST_ENDS)];
+        let told = told(whole, from.min(whole.len().saturating_sub(LEAST_STEPS)));
+        // What was there before the recording may go as fast as the same comes.
+        let sum: u64 = rows.iter().map(|row| row.growing.bytes_per_step).sum();
+        let rows = if told.allocated.is_some_and(|line| line.is_below(sum as f64 / 4.0)) {
+            Vec::new()
+        } else {
+            rows
+        };
         let plain = |rows: Vec<Candidate>| rows.into_iter().map(|row| row.growing).collect::<Vec<_>>();
         let unnamed = told.grows && trifles.is_empty();
         let verdict = match () {
@@ -160,10 +195,11 @@ impl Judge<'_> {
             () if told.strands => Trend::Stranding,
             () if !rows.is_empty() || unnamed => Trend::Growing,
             () if told.follows => Trend::LongestInput,
+            () if told.too_few && told.reserved_rises => Trend::TooFewSteps,
             () if warm_up > 1 => Trend::WarmUp,
             () => Trend::Steady,
         };
-        let slope = |figure: &str, line: Option<Line>| slope(figure, line?, moments, told.from);
+        let slope = |figure: &str, line: Option<Line>| slope(figure, line?, whole, told.from);
         let mut growth = Growth {
             verdict,
             steps: moments.len() as u64,
@@ -178,7 +214,7 @@ impl Judge<'_> {
             rows: plain(rows),
             settled: plain(settled),
             trifles: plain(trifles),
-            ..nothing("step")
+            ..nothing(per)
         };
         self.until_full(&mut growth, &told);
         words::tell(&mut growth, self.trains);

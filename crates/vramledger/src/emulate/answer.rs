@@ -89,8 +89,10 @@ pub fn emulation(
         ..About::new(ledger::Provenance::Emulated)
     };
     let mut ledger = Ledger::new(about.clone(), &books);
-    let mut again = Recorded::new(tape, &settings, fit::tie_rule(torch));
-    ledger.growth = Some(Box::new(growth::of_tape(tape, Some(&mut again), None)));
+    let again = || -> Option<Box<dyn ledger::Meter>> {
+        Some(Box::new(Recorded::new(tape, &settings, fit::tie_rule(torch))))
+    };
+    ledger.growth = Some(Box::new(growth::of_tape(tape, &again, None)));
     ledger.fits = Some(ledger.oom.is_none());
     let shortage = meter.failure().filter(|_| books.oom.is_some() && meter.difference().is_none());
     ledger.headroom_bytes = match (shortage, &books.oom) {

@@ -45,6 +45,11 @@ impl Line {
         self.slope > 0.0 && 2.0 * self.half <= self.slope
     }
 
+    /// Whether the slope is below `slope`, as far as its interval tells.
+    pub(crate) fn is_below(&self, slope: f64) -> bool {
+        self.slope + self.half < slope
+    }
+
     /// Where it is at `level`; none where it does not rise.
     pub(crate) fn reaches(&self, level: f64) -> Option<f64> {
         (self.slope > 0.0).then(|| self.at_x + (level - self.at_y) / self.slope)

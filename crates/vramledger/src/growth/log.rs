@@ -32,7 +32,7 @@ pub(crate) fn of_log(series: &Series, capacity: Option<Bytes>) -> Growth {
         allocated: bytes(index, allocated),
         reserved: bytes(index, reserved),
         peak: bytes(index, Some(Figure::PeakAllocated)),
-        input: None,
+        ..Moment::default()
     };
     let mut moments: Vec<Moment> = (0..series.points.len()).map(moment).collect();
     let mut found = told(&moments, 0);

@@ -1,6 +1,6 @@
 //! Growth on tapes that are made by hand.
 
-use ledger::{Device, DeviceKind, Label, Mark, Object, ObjectId, Pool, Stream};
+use ledger::{Device, DeviceId, DeviceKind, Label, Mark, Object, ObjectId, Pool, Stream};
 use proptest::prelude::*;
 
 use super::*;
@@ -64,9 +64,7 @@ impl Run {
     }
 
     fn growth(&self) -> Growth {
-        let mut meter =
-            CachingAllocator::new(&Default::default(), fit::tie_rule(Torch::V2_15), &memory_of(&self.tape));
-        of_tape(&self.tape, Some(&mut meter), None)
+        of_kept(&About::new(ledger::Provenance::Constructed), &self.tape, None)
     }
 }
 
@@ -166,7 +164,7 @@ fn what_is_replaced_is_steady_and_what_is_joined_grows() {
     assert_eq!((queue.verdict, queue.rows.len()), (Trend::WarmUp, 0));
     let mut all = None;
     let joined = run(9, |run, step| {
-        let next = run.make("joined", Category::Activation, u64::from(step) * 10 * KIB);
+        let next = run.make("joined", Category::Input, u64::from(step) * 10 * KIB);
         if let Some(before) = all.replace(next) {
             run.free(before);
         }
@@ -204,6 +202,68 @@ fn scratch_that_leaves_holes_strands() {
     assert!(found.steps_until_full.unwrap() < 20, "{:?}", found.steps_until_full);
     assert_eq!((found.rows[0].name.as_str(), found.bytes_per_step), ("kept", 2 << 20));
     assert!(!found.explanation.contains("leak"));
+}
+
+#[test]
+fn rounds_of_a_bare_loop_are_steps() {
+    let mut run = Run::new();
+    run.tape = Tape::new(Unit::Requested, run.tape.devices.clone());
+    let load = run.make("weight", Category::Unattributed, 3 << 20);
+    for _ in 0..7 {
+        let scratch = run.make("scratch", Category::Unattributed, 5 << 20);
+        run.make("kept", Category::Unattributed, 70 * KIB);
+        run.free(scratch);
+    }
+    let found = run.growth();
+    assert_eq!((found.verdict, found.per.as_str(), found.steps), (Trend::Growing, "round", 7));
+    assert_eq!((found.rows[0].name.as_str(), found.bytes_per_step), ("kept", 70 * KIB));
+    run.free(load);
+    // A model that is loaded layer by layer lets go of nothing.
+    let mut load = Run::new();
+    for _ in 0..9 {
+        load.make("layer", Category::Parameter, 1 << 20);
+    }
+    assert_eq!(load.growth().verdict, Trend::TooFewSteps);
+}
+
+#[test]
+fn an_evaluation_after_the_training_may_keep_its_outputs() {
+    let evaluate = |keeps: bool| {
+        let mut run = Run::new();
+        for _ in 0..4 {
+            run.step(64 * KIB, |_| {});
+        }
+        run.step += 1;
+        run.mark(Phase::FORWARD);
+        for _ in 0..6 {
+            let batch = run.make("batch", Category::Input, 64 * KIB);
+            let output = run.make("output", Category::Activation, 200 * KIB);
+            run.free(batch);
+            if !keeps {
+                run.free(output);
+            }
+        }
+        run.growth()
+    };
+    let kept = evaluate(true);
+    assert_eq!((kept.verdict, kept.per.as_str(), kept.bytes_per_step), (Trend::Growing, "round", 200 * KIB));
+    assert_eq!((evaluate(false).verdict, evaluate(false).per.as_str()), (Trend::Steady, "step"));
+}
+
+#[test]
+fn what_goes_as_fast_as_it_comes_is_no_growth() {
+    // A queue of which the first were there before the recording, which does not know where they are from.
+    let mut run = Run::new();
+    let mut queue: Vec<ObjectId> = (0..6).map(|_| run.make("?", Category::Unattributed, 90 * KIB)).collect();
+    for _ in 0..6 {
+        run.step(64 * KIB, |run| {
+            let next = run.make("queue", Category::Activation, 90 * KIB);
+            queue.push(next);
+            run.free(queue.remove(0));
+        });
+    }
+    let found = run.growth();
+    assert_eq!((found.verdict, found.rows.len()), (Trend::Steady, 0));
 }
 
 #[test]

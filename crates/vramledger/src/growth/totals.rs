@@ -16,10 +16,12 @@ pub(crate) struct Moment {
     pub(crate) peak: Option<u64>,
     /// How large its input was.
     pub(crate) input: Option<f64>,
+    /// What its forward pass left of its results, where a tape tells: an input is one if they follow it.
+    pub(crate) results: Option<u64>,
 }
 
 /// The fewest ends after the warm-up that totals alone can be judged by.
-const LEAST_ENDS: usize = 4;
+pub(super) const LEAST_ENDS: usize = 4;
 /// So little a step is not held against anyone: eight of the allocator's smallest blocks.
 const LEAST_SLOPE: f64 = 8.0 * 512.0;
 /// An end belongs to the warm-up where the rise after it is more than so many times any later change.
@@ -44,6 +46,8 @@ pub(crate) struct Told {
     pub(crate) grows: bool,
     /// What is reserved grows, and the input does not make it.
     pub(crate) reserved_grows: bool,
+    /// What is reserved is more at each end than at the one before, and by more than what is allocated.
+    pub(crate) reserved_rises: bool,
     /// What is reserved in no block grows, far faster than what is.
     pub(crate) strands: bool,
     /// The totals follow the input.
@@ -75,7 +79,9 @@ pub(crate) fn told(moments: &[Moment], from: usize) -> Told {
     let inputs = &moments[from..];
     let allocated_line = Line::through(&allocations);
     let reserved_line = Line::through(&reservations);
-    let grows = |points: &[(u64, i64)]| grows(points) && !prompted(points, inputs);
+    let results = column(&|moment| moment.results.map(signed));
+    let known = varied(inputs) && (results.is_empty() || follows(&results, inputs));
+    let grows = |points: &[(u64, i64)]| grows(points) && !(known && prompted(points, inputs));
     let own = allocated_line.map_or(0.0, |line| line.slope).max(0.0);
     let strands = grows(&gaps)
         && grows(&reservations)
@@ -86,8 +92,9 @@ pub(crate) fn told(moments: &[Moment], from: usize) -> Told {
         too_few: allocations.len().max(reservations.len()) < LEAST_ENDS,
         grows: grows(&allocations),
         reserved_grows: grows(&reservations),
+        reserved_rises: gaps.len() > 1 && gaps.windows(2).all(|pair| pair[0].1 < pair[1].1),
         strands,
-        follows: varied(inputs)
+        follows: known
             && (follows(&peaks, inputs)
                 || follows(&allocations, inputs)
                 || rises(&reservations).len() > 1 && prompted(&reservations, inputs)),
@@ -181,7 +188,7 @@ fn prompted(points: &[(u64, i64)], moments: &[Moment]) -> bool {
         }
         most = most.max(input);
     }
-    varied(moments)
+    true
 }
 
 /// Whether unlike inputs have `points` that are unlike in the same way.
@@ -232,8 +239,8 @@ mod tests {
             step: step as u64,
             allocated: Some(allocated * MIB),
             reserved: Some(reserved * MIB),
-            peak: None,
             input: Some(input),
+            ..Moment::default()
         })
         .collect()
     }

@@ -37,11 +37,11 @@ struct Now {
     /// Input that came in this step and is there; and the most of it when a forward pass ended.
     input: u64,
     most_input: u64,
-    /// The most of `most_input` in the steps before.
-    longest: u64,
     /// Results of forward passes that came in this step and are there; and the most when one ended.
     results: u64,
     most_results: u64,
+    /// The most of `most_input` and of `most_results` in the steps before.
+    longest: (u64, u64),
     touched: Vec<LabelId>,
 }
 
@@ -70,22 +70,37 @@ pub(super) fn ends(tape: &Tape) -> Vec<End> {
     ends
 }
 
+/// Where the first forward pass after the last update of `tape` begins; none where there is none.
+pub(super) fn after_updates(tape: &Tape) -> Option<usize> {
+    let mut passes = None;
+    for (index, event) in tape.events().enumerate() {
+        let Event::Mark(mark) = event else { continue };
+        match tape.mark_of(mark).phase {
+            Phase::UPDATE => passes = None,
+            Phase::FORWARD => passes = passes.or(Some(index)),
+            _ => {}
+        }
+    }
+    passes
+}
+
 /// Walks over `tape` up to the last of `ends`. `meter` tells blocks and segments; without one the sizes on the
 /// tape count, and its own segments.
-pub(super) fn walk(tape: &Tape, ends: &[End], mut meter: Option<&mut dyn Meter>) -> Vec<(DeviceId, Walked)> {
+pub(super) fn walk<'a>(
+    tape: &Tape,
+    ends: &[End],
+    mut meter: Option<Box<dyn Meter + 'a>>,
+) -> Vec<(DeviceId, Walked)> {
     let mut devices: Vec<Option<Walked>> = tape.devices.iter().map(|device| gpu(device.kind)).collect();
     // Of each object its size, its device and the step it was made in.
     let mut objects = vec![(0_u64, 0_u16, 0_u32); tape.objects().len()];
     let mut waiting = ends.iter().peekable();
-    let (mut step, mut phase) = (0, None);
+    let mut phase = None;
     for (index, event) in tape.events().enumerate() {
         while let Some(end) = waiting.next_if(|end| end.event <= index) {
             over(&mut devices, end.step, phase);
-            step = end.step + 1;
         }
-        if waiting.peek().is_none() {
-            break;
-        }
+        let Some(step) = waiting.peek().map(|end| end.step) else { break };
         if meter.as_mut().is_some_and(|meter| meter.apply(index, event).is_err()) {
             return gpus(devices);
         }
@@ -94,7 +109,7 @@ pub(super) fn walk(tape: &Tape, ends: &[End], mut meter: Option<&mut dyn Meter>)
                 if phase == Some(Phase::FORWARD) {
                     devices.iter_mut().flatten().for_each(Walked::passed);
                 }
-                (step, phase) = (tape.mark_of(mark).step, Some(tape.mark_of(mark).phase));
+                phase = Some(tape.mark_of(mark).phase);
             }
             Event::Alloc { object, bytes, device, .. } => {
                 objects[object.0 as usize] = (bytes.get(), device.0, step);
@@ -201,9 +216,9 @@ impl Walked {
     /// A step is over.
     fn over(&mut self, step: u32) {
         let now = &mut self.now;
-        let input = now.most_input;
-        // An input as large as never before may leave more behind.
-        let prompted = input > now.longest;
+        let (input, results) = (now.most_input, now.most_results);
+        // An input as large as never before, of which more results are made, may leave more behind.
+        let prompted = input > now.longest.0 && results > now.longest.1;
         for label in now.touched.drain(..) {
             if let Some(track) = self.tracks.get_mut(&label) {
                 track.over(step, prompted);
@@ -216,11 +231,12 @@ impl Walked {
                 reserved: now.reserved,
                 peak: Some(now.peak),
                 input: (input > 0).then_some(input as f64),
+                results: (results > 0).then_some(results),
             });
-            now.longest = now.longest.max(input);
+            now.longest = (now.longest.0.max(input), now.longest.1.max(results));
         }
-        if now.most_results > 0 {
-            self.results = now.most_results;
+        if results > 0 {
+            self.results = results;
         }
         (now.peak, now.input, now.most_input) = (now.allocated, 0, 0);
         (now.results, now.most_results) = (0, 0);

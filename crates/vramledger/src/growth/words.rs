@@ -5,12 +5,19 @@ use wire::{Growth, Trend};
 
 use super::LEAST_STEPS;
 
+/// Growth over so few steps may be that of something bounded.
+const FEW: u32 = 3;
+
 /// What to know of keeping tensors.
 const ADVICE: &str = "keeping a tensor, as `kept.append(loss)` does, keeps its storage on the device and, as long as it has a `grad_fn`, its graph with all that autograd saved for it and no backward pass has let go. `loss.item()` keeps a number on the host and nothing on the device. `loss.detach()` keeps the storage without the graph: little for a scalar, all of it for logits or features, which `.detach().cpu()` moves to the host. Under `torch.no_grad()` no graph is made, but a result that is kept is still there";
 
 /// Completes `growth` of a tape; `trains` says that it has backward passes.
 pub(super) fn tell(growth: &mut Growth, trains: bool) {
     growth.explanation = match growth.verdict {
+        Trend::TooFewSteps if growth.steps >= LEAST_STEPS as u64 => {
+            let steps = growth.steps;
+            format!("with each of {steps} steps more is reserved; record 6 or more to tell whether it goes on")
+        }
         Trend::TooFewSteps => {
             let steps = match growth.steps {
                 0 => "no whole step tells".to_owned(),
@@ -23,6 +30,9 @@ pub(super) fn tell(growth: &mut Growth, trains: bool) {
             "nothing is kept but a few objects of the smallest block a step, such as losses without their graphs: too little to matter".into()
         }
         Trend::Steady => "nothing that is made in a step is there when later ones are over".into(),
+        Trend::Growing if growth.rows.iter().all(|row| row.last_step - row.first_step < FEW) => {
+            format!("{}; in so few steps what fills up to a bound, such as a cache, looks the same", kept(growth, trains))
+        }
         Trend::Growing => kept(growth, trains).into(),
         _ => common(growth),
     };

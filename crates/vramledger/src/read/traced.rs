@@ -137,7 +137,7 @@ fn answer(
         file,
         instant,
         steps: steps(&ledger),
-        growth: growth::of_tape(&tape, None, question.capacity),
+        growth: growth::of_tape(&tape, &|| None, question.capacity),
         stranding: Vec::new(),
         remedy: None,
         what_if: None,

@@ -1,0 +1,16 @@
+"""Keeps its losses on the device, without their graphs."""
+
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 10)).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+losses = []
+for step in range(12):
+    x, y = torch.randn(128, 256, device="cuda"), torch.randint(0, 10, (128,), device="cuda")
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    losses.append(loss.detach())
+print("mean loss", torch.stack(losses).mean().item())
