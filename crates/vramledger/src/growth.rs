@@ -15,11 +15,12 @@ mod walk;
 mod words;
 
 use allocator::{CachingAllocator, memory_of};
-use ledger::{Bytes, Category, Event, LabelId, Meter, Phase, Tape, Unit};
+use ledger::{Bytes, Category, Event, LabelId, Phase, Tape, Unit};
 use models::Torch;
 use wire::{About, Growing, Growth, Slope, Trend};
 
 pub(crate) use log::of_log;
+pub(crate) use walk::Books;
 
 use crate::emulate::Recorded;
 use crate::fit;
@@ -51,7 +52,7 @@ pub(crate) fn of_kept(about: &About, tape: &Tape, capacity: Option<Bytes>) -> Gr
     let tie = fit::tie_rule(known_torch(about).unwrap_or(Torch::V2_15));
     let has_segments =
         tape.events().any(|event| matches!(event, Event::SegmentAlloc(_) | Event::SegmentMap(_)));
-    let meter = || -> Option<Box<dyn Meter>> {
+    let meter = || -> Option<Box<dyn Books>> {
         Some(match has_segments {
             true => Box::new(Recorded::new(tape, &settings, tie)),
             false => Box::new(CachingAllocator::new(&settings, tie, &memory_of(tape))),
@@ -64,7 +65,7 @@ pub(crate) fn of_kept(about: &About, tape: &Tape, capacity: Option<Bytes>) -> Gr
 /// segments, and `capacity` is what the device has in place of what the tape tells.
 pub(crate) fn of_tape<'a>(
     tape: &Tape,
-    meter: &dyn Fn() -> Option<Box<dyn Meter + 'a>>,
+    meter: &dyn Fn() -> Option<Box<dyn Books + 'a>>,
     capacity: Option<Bytes>,
 ) -> Growth {
     let trains = tape.marks().iter().any(|mark| mark.phase == Phase::BACKWARD);

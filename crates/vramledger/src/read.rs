@@ -20,7 +20,7 @@ use allocator::PlacedAllocator;
 use evidence::recognise::{self, Form, Opened, TextForm};
 use evidence::snapshot::{Setting, Snapshot, SnapshotError, Stack};
 use evidence::{LogError, Smi, StepLog, Timeline};
-use ledger::{Bytes, DeviceKind, Event, Measure, Meter, Provenance, Tape};
+use ledger::{Bytes, DeviceKind, Event, Measure, Provenance, Tape};
 use serde_json::{Map, Value, json};
 use wire::{About, Document, Evidence, Ledger, Reading, Start, Step};
 
@@ -283,7 +283,7 @@ impl Run {
         if let Some(end) = last.and_then(shot) {
             stranding.extend(gpus.iter().map(|gpu| stranding::stranding(&self, "end", *gpu, end)));
         }
-        let meter = || -> Option<Box<dyn Meter + '_>> {
+        let meter = || -> Option<Box<dyn growth::Books + '_>> {
             Some(Box::new(PlacedAllocator::new(&self.taped.tape, &self.places, &self.settings)))
         };
         let growth = growth::of_tape(&self.taped.tape, &meter, question.capacity);

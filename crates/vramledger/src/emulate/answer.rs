@@ -89,7 +89,7 @@ pub fn emulation(
         ..About::new(ledger::Provenance::Emulated)
     };
     let mut ledger = Ledger::new(about.clone(), &books);
-    let again = || -> Option<Box<dyn ledger::Meter>> {
+    let again = || -> Option<Box<dyn growth::Books>> {
         Some(Box::new(Recorded::new(tape, &settings, fit::tie_rule(torch))))
     };
     ledger.growth = Some(Box::new(growth::of_tape(tape, &again, None)));

@@ -1,8 +1,10 @@
 //! The allocator of a recorded run: it knows the blocks by replay, and is held to the segments that
 //! the recording tells of.
 
-use allocator::{Action, CachingAllocator, OutOfMemory, Settings, TieRule, memory_of};
+use allocator::{Action, CachingAllocator, OutOfMemory, SegmentLayout, Settings, TieRule, memory_of};
 use ledger::{Bytes, DeviceId, Event, MarkId, Meter, ObjectId, Oom, Reading, Tape};
+
+use crate::growth::Books;
 
 /// Follows a recorded tape with the rules of PyTorch's allocator.
 ///
@@ -118,6 +120,12 @@ fn same(ours: &[Action], recorded: &[Action]) -> bool {
         actions
     };
     ours == recorded || in_order(ours) == in_order(recorded)
+}
+
+impl Books for Recorded {
+    fn segments(&self, device: DeviceId) -> Vec<SegmentLayout> {
+        self.allocator.layout(device)
+    }
 }
 
 impl Meter for Recorded {

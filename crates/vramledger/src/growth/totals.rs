@@ -18,6 +18,9 @@ pub(crate) struct Moment {
     pub(crate) input: Option<f64>,
     /// What its forward pass left of its results, where a tape tells: an input is one if they follow it.
     pub(crate) results: Option<u64>,
+    /// What is reserved in segments without a block in use, where that was looked at: the allocator gives
+    /// them back when it has to.
+    pub(crate) whole: Option<u64>,
 }
 
 /// The fewest ends after the warm-up that totals alone can be judged by.
@@ -83,10 +86,17 @@ pub(crate) fn told(moments: &[Moment], from: usize) -> Told {
     let known = varied(inputs) && (results.is_empty() || follows(&results, inputs));
     let grows = |points: &[(u64, i64)]| grows(points) && !(known && prompted(points, inputs));
     let own = allocated_line.map_or(0.0, |line| line.slope).max(0.0);
+    let peaks = column(&|moment| moment.peak.map(signed));
+    let follows = known
+        && (follows(&peaks, inputs)
+            || follows(&allocations, inputs)
+            || rises(&reservations).len() > 1 && prompted(&reservations, inputs));
+    let pinned = column(&pinned);
+    // Inputs of any length leave segments of any length, which are free as a whole and no harm.
     let strands = grows(&gaps)
         && grows(&reservations)
-        && Line::through(&gaps).is_some_and(|line| line.slope > FAR_FASTER * own);
-    let peaks = column(&|moment| moment.peak.map(signed));
+        && Line::through(&gaps).is_some_and(|line| line.slope > FAR_FASTER * own)
+        && !(follows && !pinned.is_empty() && !grows(&pinned));
     Told {
         from,
         too_few: allocations.len().max(reservations.len()) < LEAST_ENDS,
@@ -94,10 +104,7 @@ pub(crate) fn told(moments: &[Moment], from: usize) -> Told {
         reserved_grows: grows(&reservations),
         reserved_rises: gaps.len() > 1 && gaps.windows(2).all(|pair| pair[0].1 < pair[1].1),
         strands,
-        follows: known
-            && (follows(&peaks, inputs)
-                || follows(&allocations, inputs)
-                || rises(&reservations).len() > 1 && prompted(&reservations, inputs)),
+        follows,
         rested: rested(moments, &allocated).max(rested(moments, &reserved)),
         allocated: allocated_line,
         reserved: reserved_line,
@@ -112,6 +119,11 @@ const fn signed(bytes: u64) -> i64 {
 fn gap(moment: &Moment, most: Option<u64>) -> Option<(u64, i64)> {
     let held = moment.allocated.max(most)?;
     Some((moment.step, signed(moment.reserved?) - signed(held)))
+}
+
+/// What is reserved beside blocks in use.
+fn pinned(moment: &Moment) -> Option<i64> {
+    Some(signed(moment.reserved?) - signed(moment.whole?) - signed(moment.allocated?))
 }
 
 /// The largest peak up to each moment.

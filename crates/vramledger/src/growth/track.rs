@@ -15,7 +15,8 @@ pub(super) struct Track {
     /// Now.
     bytes: u64,
     count: u64,
-    /// Of what is there, the steps it was made in, and how many and how much in each.
+    /// Of what is there, what was made in the last step that made any, and in the steps before that.
+    latest: (u32, Born),
     born: BTreeMap<u32, Born>,
     /// At the end of the last step that touched it.
     pub(super) end_bytes: u64,
@@ -44,6 +45,16 @@ struct Born {
     bytes: u64,
 }
 
+impl Born {
+    const fn add(&mut self, bytes: u64) {
+        (self.count, self.bytes) = (self.count + 1, self.bytes + bytes);
+    }
+
+    const fn take(&mut self, bytes: u64) {
+        (self.count, self.bytes) = (self.count.saturating_sub(1), self.bytes.saturating_sub(bytes));
+    }
+}
+
 impl Track {
     /// Whether this is the first touch in its step.
     pub(super) const fn touch(&mut self) -> bool {
@@ -52,30 +63,45 @@ impl Track {
 
     pub(super) fn made(&mut self, bytes: u64, step: u32) {
         (self.bytes, self.count) = (self.bytes + bytes, self.count + 1);
-        let born = self.born.entry(step).or_default();
-        (born.count, born.bytes) = (born.count + 1, born.bytes + bytes);
+        if self.latest.0 != step {
+            self.settle();
+            self.latest.0 = step;
+        }
+        self.latest.1.add(bytes);
     }
 
     pub(super) fn gone(&mut self, bytes: u64, step: u32) {
         (self.bytes, self.count) = (self.bytes.saturating_sub(bytes), self.count.saturating_sub(1));
-        if let Entry::Occupied(mut entry) = self.born.entry(step) {
-            let born = entry.get_mut();
-            (born.count, born.bytes) = (born.count.saturating_sub(1), born.bytes.saturating_sub(bytes));
-            if born.count == 0 {
+        if self.latest.0 == step && self.latest.1.count > 0 {
+            self.latest.1.take(bytes);
+        } else if let Entry::Occupied(mut entry) = self.born.entry(step) {
+            entry.get_mut().take(bytes);
+            if entry.get().count == 0 {
                 entry.remove();
             }
         }
     }
 
-    /// The step `step` is over; `prompted` says that its input was larger than any before.
+    /// What is left of the latest step is of an earlier one now.
+    fn settle(&mut self) {
+        let born = std::mem::take(&mut self.latest.1);
+        if born.count > 0 {
+            self.born.insert(self.latest.0, born);
+        }
+    }
+
+    /// The step `step` is over; `prompted` says that its input was larger than the one before.
     pub(super) fn over(&mut self, step: u32, prompted: bool) {
         self.touched = false;
         let (before, count) = (self.end_bytes, self.end_count);
         (self.end_bytes, self.end_count) = (self.bytes, self.count);
-        self.spread = self.born.len() - usize::from(self.born.contains_key(&step));
+        if self.latest.0 < step {
+            self.settle();
+        }
+        self.spread = self.born.len();
         // What was kept last tells the size better than what was there at first.
-        let kept = self.born.range(..step).next_back().or(self.born.last_key_value());
-        self.size = kept.map_or(0, |(_, born)| born.bytes / born.count.max(1));
+        let kept = self.born.last_key_value().map_or(self.latest.1, |(_, born)| *born);
+        self.size = kept.bytes / kept.count.max(1);
         // What is there when the first step is over is where growth is counted from.
         if step <= 1 || self.bytes < before {
             (self.base, self.base_count) = (self.bytes, self.count);

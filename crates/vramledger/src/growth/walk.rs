@@ -1,5 +1,6 @@
 //! One walk over a tape: what is there at the ends of its steps, in all and by where it was made.
 
+use allocator::{CachingAllocator, PlacedAllocator, SegmentLayout, State};
 use ledger::{Category, DeviceId, DeviceKind, Event, LabelId, Mark, Meter, Phase, Tape};
 use rustc_hash::FxHashMap;
 
@@ -14,6 +15,27 @@ pub(super) struct End {
     /// The step; 0 is what comes before the first.
     pub(super) step: u32,
 }
+
+/// An allocator that tells what of its segments is free as a whole.
+pub(crate) trait Books: Meter {
+    /// The segments of `device` with their blocks.
+    fn segments(&self, device: DeviceId) -> Vec<SegmentLayout>;
+}
+
+impl Books for CachingAllocator {
+    fn segments(&self, device: DeviceId) -> Vec<SegmentLayout> {
+        self.layout(device)
+    }
+}
+
+impl Books for PlacedAllocator<'_> {
+    fn segments(&self, device: DeviceId) -> Vec<SegmentLayout> {
+        self.layout(device)
+    }
+}
+
+/// At so many ends, evenly spread, the segments are looked through.
+const LOOKS: usize = 16;
 
 /// What one GPU had.
 #[derive(Clone, Debug, Default)]
@@ -40,8 +62,8 @@ struct Now {
     /// Results of forward passes that came in this step and are there; and the most when one ended.
     results: u64,
     most_results: u64,
-    /// The most of `most_input` and of `most_results` in the steps before.
-    longest: (u64, u64),
+    /// `most_input` and `most_results` of the step before.
+    before: (u64, u64),
     touched: Vec<LabelId>,
 }
 
@@ -89,18 +111,20 @@ pub(super) fn after_updates(tape: &Tape) -> Option<usize> {
 pub(super) fn walk<'a>(
     tape: &Tape,
     ends: &[End],
-    mut meter: Option<Box<dyn Meter + 'a>>,
+    mut meter: Option<Box<dyn Books + 'a>>,
 ) -> Vec<(DeviceId, Walked)> {
     let mut devices: Vec<Option<Walked>> = tape.devices.iter().map(|device| gpu(device.kind)).collect();
     // Of each object its size, its device and the step it was made in.
     let mut objects = vec![(0_u64, 0_u16, 0_u32); tape.objects().len()];
-    let mut waiting = ends.iter().peekable();
+    let mut waiting = ends.iter().enumerate().peekable();
     let mut phase = None;
+    let looks =
+        |index: usize| ends.len() <= LOOKS || index * LOOKS / ends.len() != (index + 1) * LOOKS / ends.len();
     for (index, event) in tape.events().enumerate() {
-        while let Some(end) = waiting.next_if(|end| end.event <= index) {
-            over(&mut devices, end.step, phase);
+        while let Some((at, end)) = waiting.next_if(|(_, end)| end.event <= index) {
+            over(&mut devices, end.step, phase, meter.as_deref().filter(|_| looks(at)));
         }
-        let Some(step) = waiting.peek().map(|end| end.step) else { break };
+        let Some(step) = waiting.peek().map(|(_, end)| end.step) else { break };
         if meter.as_mut().is_some_and(|meter| meter.apply(index, event).is_err()) {
             return gpus(devices);
         }
@@ -139,8 +163,8 @@ pub(super) fn walk<'a>(
             Event::Oom { .. } | Event::Relabel(..) => {}
         }
     }
-    for end in waiting {
-        over(&mut devices, end.step, phase);
+    for (_, end) in waiting {
+        over(&mut devices, end.step, phase, meter.as_deref());
     }
     gpus(devices)
 }
@@ -154,13 +178,20 @@ fn gpus(devices: Vec<Option<Walked>>) -> Vec<(DeviceId, Walked)> {
     devices.filter_map(|(index, walked)| Some((DeviceId(index as u16), walked?))).collect()
 }
 
-/// The step `step` is over, in its phase `phase`.
-fn over(devices: &mut [Option<Walked>], step: u32, phase: Option<Phase>) {
-    for walked in devices.iter_mut().flatten() {
+/// The step `step` is over, in its phase `phase`; `books` are there to be looked through.
+fn over(devices: &mut [Option<Walked>], step: u32, phase: Option<Phase>, books: Option<&(dyn Books + '_)>) {
+    for (index, walked) in devices.iter_mut().enumerate() {
+        let Some(walked) = walked else { continue };
         if phase == Some(Phase::FORWARD) {
             walked.passed();
         }
         walked.over(step);
+        if let Some((books, moment)) = books.zip(walked.moments.last_mut().filter(|_| step > 0)) {
+            let segments = books.segments(DeviceId(index as u16));
+            let free =
+                segments.iter().filter(|segment| segment.blocks.iter().all(|b| b.state == State::Free));
+            moment.whole = Some(free.map(|segment| segment.reserved().get()).sum());
+        }
     }
 }
 
@@ -199,7 +230,7 @@ impl Walked {
     }
 
     /// What is there after an event.
-    fn read(&mut self, device: DeviceId, meter: Option<&(dyn Meter + '_)>) {
+    fn read(&mut self, device: DeviceId, meter: Option<&(dyn Books + '_)>) {
         if let Some(reading) = meter.and_then(|meter| meter.reading(device)) {
             self.now.allocated = reading.allocated.get();
             self.now.reserved = Some(reading.reserved.get());
@@ -217,8 +248,8 @@ impl Walked {
     fn over(&mut self, step: u32) {
         let now = &mut self.now;
         let (input, results) = (now.most_input, now.most_results);
-        // An input as large as never before, of which more results are made, may leave more behind.
-        let prompted = input > now.longest.0 && results > now.longest.1;
+        // A larger input than the one before, of which more results are made, may leave more behind.
+        let prompted = (input > now.before.0 || input == 0) && results > now.before.1;
         for label in now.touched.drain(..) {
             if let Some(track) = self.tracks.get_mut(&label) {
                 track.over(step, prompted);
@@ -232,8 +263,9 @@ impl Walked {
                 peak: Some(now.peak),
                 input: (input > 0).then_some(input as f64),
                 results: (results > 0).then_some(results),
+                whole: None,
             });
-            now.longest = (now.longest.0.max(input), now.longest.1.max(results));
+            now.before = (input, results);
         }
         if results > 0 {
             self.results = results;

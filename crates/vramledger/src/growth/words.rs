@@ -27,7 +27,7 @@ pub(super) fn tell(growth: &mut Growth, trains: bool) {
             format!("{steps} it from warm-up; record {LEAST_STEPS} or more")
         }
         Trend::Steady if !growth.trifles.is_empty() => {
-            "nothing is kept but a few objects of the smallest block a step, such as losses without their graphs: too little to matter".into()
+            "nothing is kept but a few objects of the smallest block a step, such as losses whose graphs are gone: too little to matter".into()
         }
         Trend::Steady => "nothing that is made in a step is there when later ones are over".into(),
         Trend::Growing if growth.rows.iter().all(|row| row.last_step - row.first_step < FEW) => {
@@ -92,7 +92,7 @@ fn common(growth: &Growth) -> String {
         Trend::LongestInput => {
             let what = growth.bounded_by.as_deref().unwrap_or("input");
             format!(
-                "the totals follow `{what}` and rise only where it is larger than ever before: the largest one bounds them"
+                "the totals follow `{what}`, and the largest one seen bounds them; what is reserved beyond that is cached, and given back when the device is full"
             )
         }
         Trend::Stranding => {
