@@ -67,7 +67,8 @@ def test_layers_that_run_again_keep_less() -> None:
     class Checkpointed(torch.nn.Module):  # type: ignore[name-defined,misc]
         def __init__(self) -> None:
             super().__init__()
-            self.blocks = torch.nn.ModuleList([make_mlp(2, 64) for _ in range(3)])
+            blocks = (torch.nn.Sequential(make_mlp(2, 64), torch.nn.Dropout(0.1)) for _ in range(3))
+            self.blocks = torch.nn.ModuleList(blocks)
 
         def forward(self, x: Any) -> Any:
             for block in self.blocks:
@@ -103,3 +104,32 @@ def test_models_of_hugging_face_are_those_of_the_engine(family: str, tmp_path: P
     plan = vramledger.plan(tmp_path, batch=2, seq=16, steps=2, **options)
     for phase, step in PHASES:
         assert objects(captured, phase, step) == objects(plan, phase, step), (phase, step)
+
+
+WIDTHS: dict[str, Any] = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128)
+NO_DROPOUT: dict[str, Any] = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+
+
+@pytest.mark.parametrize(
+    ("family", "task", "options"),
+    [
+        ("Bert", "ForMaskedLM", {**WIDTHS, **NO_DROPOUT, "vocab_size": 100}),
+        ("ViT", "ForImageClassification", {**WIDTHS, **NO_DROPOUT, "image_size": 32, "patch_size": 8}),
+        ("ResNet", "ForImageClassification", {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1]}),
+        ("Mixtral", "ForCausalLM", {**WIDTHS, "num_key_value_heads": 2, "num_local_experts": 4, "vocab_size": 100}),
+        ("Mamba", "ForCausalLM", {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100, "state_size": 8}),
+    ],
+)
+def test_models_that_no_planner_knows_keep_what_a_real_pass_keeps(family: str, task: str, options: Any) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = getattr(transformers, family + task)(getattr(transformers, f"{family}Config")(**options))
+    if "Image" in task:
+        batch = {"pixel_values": torch.randn(2, 3, 32, 32), "labels": torch.zeros(2, dtype=torch.int64)}
+    else:
+        ids = torch.randint(0, 100, (2, 16))
+        batch = {"input_ids": ids, "labels": ids}
+    captured = vramledger.capture(model, batch, torch.optim.AdamW, steps=1)
+    kept = Counter(o.bytes for o in captured.objects() if o.saved)
+    measured = vramledger.saved_tensors(lambda: model(**batch).loss, model)
+    assert kept == Counter(row.bytes for row in measured.activations)
+    assert captured.peak("requested") > 3 * captured.to_dict()["parameters"]["bytes"]

@@ -3,8 +3,8 @@
 Predict (``plan``), read what a run left behind (``read``), and hold one against the other (``compare``, ``reconcile``,
 ``simulate``). In a program with PyTorch: measure (``saved_tensors``, ``optimizer_state``), capture a step without a GPU
 (``capture``), follow a live run (``track``, ``phase``, ``record``, ``watch``), and verify that gradients stay the same
-where memory is saved (``verify_accumulation``, ``verify_checkpointing``, ``verify_offload``). ``check_framework`` holds this
-PyTorch against what the ledgers say. Importing this needs no PyTorch. All amounts are bytes.
+where memory is saved (``verify_accumulation``, ``verify_checkpointing``, ``verify_offload``). ``check_framework``
+holds this PyTorch against what the ledgers say. Importing this needs no PyTorch. All amounts are bytes.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,7 +13,7 @@ from vramledger import _native
 from vramledger.documents import Ledger, wrap
 from vramledger.errors import MeasureError
 from vramledger.storages import StorageTape
-from vramledger.tensors import tensors_in
+from vramledger.tensors import mapped, tensors_in
 from vramledger.verify import _default_loss
 
 if TYPE_CHECKING:
@@ -155,40 +155,40 @@ def _optimizer(optimizer: Any, model: torch.nn.Module) -> torch.optim.Optimizer 
     return made
 
 
-def _fake(value: Any, made: dict[int, Any] | None = None) -> Any:
+def _fake(value: Any) -> Any:
     """Fake tensors in place of those in ``value``, one for each."""
     import torch
 
-    made = {} if made is None else made
-    if isinstance(value, torch.Tensor):
-        if id(value) not in made:
-            made[id(value)] = torch.empty_strided(
-                value.shape, value.stride(), dtype=value.dtype, requires_grad=value.requires_grad
+    made: dict[int, Any] = {}
+
+    def fake(tensor: torch.Tensor) -> Any:
+        if id(tensor) not in made:
+            made[id(tensor)] = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, requires_grad=tensor.requires_grad
             )
-        return made[id(value)]
-    if isinstance(value, Mapping):
-        return {key: _fake(one, made) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_fake(one, made) for one in value)
-    return value
+        return made[id(tensor)]
+
+    return mapped(value, fake)
 
 
 @contextmanager
 def _dropout_of_gpus() -> Iterator[None]:
-    """Dropout with the kernel of GPUs, which keeps a mask of booleans."""
+    """Dropout with the kernel of GPUs, which keeps a mask of booleans, wherever it is called by its full name.
+
+    A mode would not do: it is off inside of ``backward``, where checkpointed layers run again.
+    """
     import torch
-    from torch.overrides import TorchFunctionMode
 
-    class Dropout(TorchFunctionMode):  # type: ignore[misc]
-        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            kwargs = kwargs or {}
-            if function is torch.nn.functional.dropout:
-                given = inspect.signature(function).bind(*args, **kwargs)
-                given.apply_defaults()
-                x, p, training = (given.arguments[key] for key in ("input", "p", "training"))
-                if training and 0 < p < 1 and not given.arguments["inplace"]:
-                    return torch.native_dropout(x, p, True)[0]
-            return function(*args, **kwargs)
+    functional = torch.nn.functional
+    plain = functional.dropout
 
-    with Dropout():
+    def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        if training and 0 < p < 1 and not inplace:
+            return torch.native_dropout(input, p, True)[0]
+        return plain(input, p, training, inplace)
+
+    functional.dropout = dropout
+    try:
         yield
+    finally:
+        functional.dropout = plain

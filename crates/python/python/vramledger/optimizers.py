@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vramledger.tables import Table, rows_of
+from vramledger.tensors import parts_of, tensors_in
 
 if TYPE_CHECKING:
     import torch
@@ -84,8 +85,6 @@ def optimizer_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module | N
     Counters on the host (of the loops over parameters) and on the device (fused, capturable) are told apart by their
     device. Nothing is run, and nothing is changed.
     """
-    import torch
-
     names = {} if model is None else {id(parameter): name for name, parameter in model.named_parameters()}
     rows, missing, bytes = [], [], 0
     for number, group in enumerate(optimizer.param_groups):
@@ -97,13 +96,14 @@ def optimizer_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module | N
                 StateTensor(
                     parameter=name,
                     key=str(key),
-                    shape=tuple(value.shape),
-                    dtype=str(value.dtype).removeprefix("torch."),
-                    bytes=value.numel() * value.element_size(),
-                    device=str(value.device),
+                    shape=tuple(part.shape),
+                    dtype=str(part.dtype).removeprefix("torch."),
+                    bytes=part.numel() * part.element_size(),
+                    device=str(part.device),
                 )
                 for key, value in (state or {}).items()
-                if isinstance(value, torch.Tensor)
+                for tensor in tensors_in(value)
+                for part in parts_of(tensor)
             ]
             rows += found
             if not found and parameter.requires_grad:

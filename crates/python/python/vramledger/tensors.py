@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in a result: in lists, mappings and what has values like one."""
+    """The tensors in a result: in lists, mappings and what has values like one, and the fields of dataclasses."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -21,6 +22,23 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (list, tuple)):
         for part in value:
             yield from tensors_in(part)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from tensors_in(getattr(value, field.name))
+
+
+def mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """``value`` with other tensors in place of its own: in lists, tuples and mappings."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: mapped(one, change) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        parts = [mapped(one, change) for one in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
 
 
 def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from vramledger.errors import MeasureError
 from vramledger.saved import SavedTensors, saved_tensors
 from vramledger.tables import Table, rows_of
-from vramledger.tensors import tensors_in
+from vramledger.tensors import mapped, tensors_in
 
 if TYPE_CHECKING:
     import torch
@@ -213,8 +213,6 @@ def _default_loss(model: Model, batch: Any) -> torch.Tensor:
 
 def _parts(batch: Any, micro: int) -> list[Any]:
     """``batch`` in equal parts along the samples."""
-    import torch
-
     sizes = {tensor.shape[0] for tensor in tensors_in(batch) if tensor.dim()}
     if len(sizes) != 1:
         raise MeasureError("the tensors of the batch have no first dimension in common, the samples")
@@ -222,16 +220,11 @@ def _parts(batch: Any, micro: int) -> list[Any]:
     if micro < 1 or size % micro:
         raise MeasureError(f"{size} samples cannot be divided into {micro} equal parts")
 
-    def part(value: Any, index: int) -> Any:
-        if isinstance(value, torch.Tensor) and value.dim():
-            return value.chunk(micro)[index].clone()
-        if isinstance(value, Mapping):
-            return {key: part(one, index) for key, one in value.items()}
-        if isinstance(value, (list, tuple)):
-            return type(value)(part(one, index) for one in value)
-        return value
+    def part(index: int) -> Any:
+        # Of its own, so that a part is not a view that keeps all of the batch.
+        return mapped(batch, lambda tensor: tensor.chunk(micro)[index].clone() if tensor.dim() else tensor)
 
-    return [part(batch, index) for index in range(micro)]
+    return [part(index) for index in range(micro)]
 
 
 @contextlib.contextmanager
