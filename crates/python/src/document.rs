@@ -72,27 +72,20 @@ impl Document {
         self.tape.as_ref().ok_or_else(none)
     }
 
-    fn report(&self, use_report: impl FnOnce(&dyn Report) -> Page) -> PyResult<Page> {
+    fn page(&self) -> PyResult<Page> {
         Ok(match &self.body {
             Body::Ledger(ledger) => match (&self.asked, &ledger.reading) {
                 (Some(asked), _) => return asked.page().map_err(raise),
-                (None, Some(reading)) => use_report(&ReadReport { name: &self.name, ledger, reading }),
-                (None, None) => {
-                    let explanation = vramledger::explain(ledger);
-                    use_report(&PlanReport { ledger, explanation: &explanation })
-                }
+                (None, Some(reading)) => ReadReport { name: &self.name, ledger, reading }.page(),
+                (None, None) => PlanReport { ledger, explanation: &vramledger::explain(ledger) }.page(),
             },
-            Body::Comparison(it) => use_report(it),
-            Body::Reconciliation(it) => use_report(&**it),
-            Body::Simulation(it) => use_report(it),
-            Body::Ranks(it) => use_report(&**it),
-            Body::Instants(instants) => use_report(&InstantsReport { name: &self.name, instants }),
-            Body::Series(series) => use_report(&SeriesReport { name: &self.name, series }),
+            Body::Comparison(it) => it.page(),
+            Body::Reconciliation(it) => it.page(),
+            Body::Simulation(it) => it.page(),
+            Body::Ranks(it) => it.page(),
+            Body::Instants(instants) => InstantsReport { name: &self.name, instants }.page(),
+            Body::Series(series) => SeriesReport { name: &self.name, series }.page(),
         })
-    }
-
-    fn page(&self, py: Python<'_>) -> PyResult<Page> {
-        py.detach(|| self.report(|report| report.page()))
     }
 
     fn sheet(&self) -> Sheet {
@@ -143,15 +136,15 @@ impl Document {
 
     /// The page of the terminal, without its styles.
     fn text(&self, py: Python<'_>) -> PyResult<String> {
-        Ok(anstream::adapter::strip_str(&self.page(py)?.text()).to_string())
+        Ok(anstream::adapter::strip_str(&py.detach(|| self.page())?.text()).to_string())
     }
 
     fn markdown(&self, py: Python<'_>) -> PyResult<String> {
-        Ok(self.page(py)?.markdown())
+        Ok(py.detach(|| self.page())?.markdown())
     }
 
     fn html(&self, py: Python<'_>) -> PyResult<String> {
-        Ok(self.page(py)?.html())
+        Ok(py.detach(|| self.page())?.html())
     }
 
     fn csv(&self, py: Python<'_>) -> String {
