@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use ledger::{Bytes, Dtype};
-use models::{GPUS, Lora, Model, Setup};
+use models::{Ddp, Fsdp2, GPUS, Lora, Megatron, Model, Parallel, Setup, Stage, Zero};
 use serde_json::{Map, Value};
 
 use crate::{NamedModel, PlanQuestion};
@@ -18,7 +18,7 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    /// What `subject` says was planned; none where it does not say all of it, or of ranks that divide the work.
+    /// What `subject` says was planned; none where it does not say all of it.
     pub(super) fn of(subject: &Map<String, Value>) -> Option<Self> {
         let model = subject.get("model")?;
         let name = model["name"].as_str()?.to_owned();
@@ -55,9 +55,6 @@ impl Asked {
 }
 
 fn setup(said: &Value, software: &Value) -> Option<Setup> {
-    if !said["parallel"].is_null() {
-        return None;
-    }
     let usual = Setup::default();
     let flag = |key: &str| said[key].as_bool().unwrap_or(false);
     let number = |key: &str| said[key].as_u64();
@@ -83,6 +80,8 @@ fn setup(said: &Value, software: &Value) -> Option<Setup> {
         master_weights: flag("master_weights"),
         accumulate: small("accumulate")?,
         world_size: small("world_size")?,
+        rank: small("rank")?,
+        parallel: parallel(&said["parallel"])?,
         zero_grad: word(&said["zero_grad"])??,
         clip_grad_norm: said["clip_grad_norm"].as_f64(),
         offload: said["offload"].as_array()?.iter().map(|what| word(what)?).collect::<Option<_>>()?,
@@ -109,6 +108,56 @@ fn setup(said: &Value, software: &Value) -> Option<Setup> {
         torch: word(&software["torch"])??,
         ..usual
     })
+}
+
+/// How ranks divide the work, nothing behind null.
+#[allow(clippy::option_option, reason = "what is absent is not what is unknown")]
+fn parallel(said: &Value) -> Option<Option<Parallel>> {
+    let flag = |key: &str| said[key].as_bool().unwrap_or(false);
+    let number = |key: &str| said[key].as_u64();
+    let zero = |stage: Stage| {
+        Some(Parallel::Zero(Zero {
+            reduce_bucket_size: number("reduce_bucket_size")?,
+            allgather_bucket_size: number("allgather_bucket_size")?,
+            contiguous_gradients: flag("contiguous_gradients"),
+            overlap_comm: said["overlap_comm"].as_bool(),
+            round_robin_gradients: flag("round_robin_gradients"),
+            prefetch_bucket_size: number("prefetch_bucket_size")?,
+            param_persistence_threshold: number("param_persistence_threshold")?,
+            max_live_parameters: number("max_live_parameters")?,
+            max_reuse_distance: number("max_reuse_distance")?,
+            grad_accum_dtype: dtype(&said["grad_accum_dtype"])?,
+            ..Zero::new(stage)
+        }))
+    };
+    let Some(kind) = said["kind"].as_str() else { return Some(None) };
+    Some(Some(match kind {
+        "ddp" => Parallel::Ddp(Ddp {
+            gradient_as_bucket_view: flag("gradient_as_bucket_view"),
+            bucket_cap_mb: number("bucket_cap_mb").and_then(|cap| u32::try_from(cap).ok()),
+            init_sync: flag("init_sync"),
+            find_unused_parameters: flag("find_unused_parameters"),
+            lazy_bucket_allocation: flag("lazy_bucket_allocation"),
+            no_sync: flag("no_sync"),
+        }),
+        "fsdp2" | "hsdp" => Parallel::Fsdp2(Fsdp2 {
+            shard_size: number("shard_size").and_then(|size| u32::try_from(size).ok()),
+            reshard_after_forward: said["reshard_after_forward"].as_str()?.parse().ok()?,
+            root_reshard_after_forward: said["root_reshard_after_forward"].as_bool(),
+            param_dtype: dtype(&said["mp_param_dtype"])?,
+            reduce_dtype: dtype(&said["mp_reduce_dtype"])?,
+            no_sync: flag("no_sync"),
+        }),
+        "zero1" => zero(Stage::One)?,
+        "zero2" => zero(Stage::Two)?,
+        "zero3" => zero(Stage::Three)?,
+        "megatron-do" => Parallel::MegatronDo(Megatron {
+            grad_reduce_in_fp32: said["grad_reduce_in_fp32"].as_bool(),
+            overlap_grad_reduce: flag("overlap_grad_reduce"),
+            bucket_size: number("bucket_size"),
+        }),
+        _ => return None,
+    }))
 }
 
 /// The value behind a word, nothing behind null; none where the word is not known.

@@ -43,7 +43,8 @@ pub(super) fn lines(predicted: &[Contributor], found: &[Contributor]) -> Vec<Row
     let same = |a: &Item<'_>, b: &Item<'_>| a.of.category == b.of.category;
     // A recording does not tell a cast that lasts until the backward pass from what autograd saves.
     let near = |a: &Item<'_>, b: &Item<'_>| passes(a.of.category) && passes(b.of.category);
-    // One name; then the innermost module that both name; then as many bytes; then a category; then bytes alone.
+    // One name; then the innermost module that both name; then as many bytes of as many objects; then as
+    // many bytes; then a category; then bytes alone.
     pair(&mut ours, &mut theirs, &mut rows, |a, b| same(a, b) && a.name() == b.name());
     let modules: Vec<(wire::Category, String)> =
         theirs.iter().map(|item| (item.of.category, item.module().to_owned())).collect();
@@ -55,6 +56,9 @@ pub(super) fn lines(predicted: &[Contributor], found: &[Contributor]) -> Vec<Row
         same(a, b) && inside(a, b, &|category| category == a.of.category)
     });
     pair(&mut ours, &mut theirs, &mut rows, |a, b| near(a, b) && inside(a, b, &passes));
+    pair(&mut ours, &mut theirs, &mut rows, |a, b| {
+        same(a, b) && a.bytes == b.bytes && a.of.count == b.of.count
+    });
     pair(&mut ours, &mut theirs, &mut rows, |a, b| same(a, b) && a.bytes == b.bytes);
     pair(&mut ours, &mut theirs, &mut rows, same);
     // While a shard is gathered, the whole is a buffer to one side and the parameter to the other.
