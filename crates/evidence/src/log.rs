@@ -63,8 +63,8 @@ pub enum LogError {
 const MOST_COLUMNS: usize = 1 << 12;
 /// The most cells of a log.
 const MOST_CELLS: usize = 1 << 24;
-/// The longest line that is looked at as a record of JSON.
-const LONGEST_RECORD: usize = 1 << 20;
+/// The longest line, and the longest record, that is looked at.
+const LONGEST_LINE: usize = 1 << 20;
 /// What no memory of a device is as large as: 2^50 bytes.
 const TOO_LARGE: f64 = (1_u64 << 50) as f64;
 /// How many names an error lists.

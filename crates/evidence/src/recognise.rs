@@ -1,7 +1,9 @@
 //! What a file is, by how it begins: a form of evidence, or something else with a name.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::io::{self, Read};
+use std::rc::Rc;
 
 use flate2::read::MultiGzDecoder;
 
@@ -65,10 +67,58 @@ impl<'a> Opened<'a> {
     pub fn new(source: impl Read + 'a) -> io::Result<Self> {
         let (head, source) = ahead(source)?;
         if head.starts_with(b"\x1f\x8b") {
-            let (head, source) = ahead(MultiGzDecoder::new(source))?;
+            let (head, source) = ahead(Unpacked::new(source))?;
             return Ok(Self { form: recognise(&head), packed: true, source: Box::new(source) });
         }
         Ok(Self { form: recognise(&head), packed: false, source: Box::new(source) })
+    }
+}
+
+/// How many bytes may come out of each that goes in, beyond the first [`FREE`]: evidence is packed to a tenth or a
+/// fiftieth, and what is packed to a thousandth was made to fill a memory.
+const RATIO: u64 = 200;
+const FREE: u64 = 64 << 20;
+
+/// A file unpacked from gzip, which does not grow beyond measure.
+struct Unpacked<R> {
+    decoder: MultiGzDecoder<Packed<R>>,
+    /// What was read of the file.
+    taken: Rc<Cell<u64>>,
+    /// What came out of it.
+    given: u64,
+}
+
+/// A file packed by gzip, of which what is read is counted.
+struct Packed<R> {
+    source: R,
+    taken: Rc<Cell<u64>>,
+}
+
+impl<R: Read> Unpacked<R> {
+    fn new(source: R) -> Self {
+        let taken = Rc::new(Cell::new(0));
+        let packed = Packed { source, taken: Rc::clone(&taken) };
+        Self { decoder: MultiGzDecoder::new(packed), taken, given: 0 }
+    }
+}
+
+impl<R: Read> Read for Packed<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.source.read(buffer)?;
+        self.taken.set(self.taken.get() + read as u64);
+        Ok(read)
+    }
+}
+
+impl<R: Read> Read for Unpacked<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.decoder.read(buffer)?;
+        self.given += read as u64;
+        if self.given > FREE + RATIO * self.taken.get() {
+            let told = format!("it unpacks to more than {RATIO} times its size, as no evidence does");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, told));
+        }
+        Ok(read)
     }
 }
 
@@ -298,4 +348,33 @@ pub fn text_form(text: &str, looks_like_oom: impl Fn(&str) -> bool) -> TextForm 
         return TextForm::Other("a program's source; `vramledger emulate` runs one");
     }
     TextForm::Log
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use flate2::Compression;
+    use flate2::write::GzEncoder;
+
+    use super::*;
+
+    #[test]
+    fn what_was_packed_to_fill_a_memory_is_refused() {
+        let packed = |part: &[u8], times: usize| {
+            let mut packed = GzEncoder::new(Vec::new(), Compression::best());
+            for _ in 0..times {
+                packed.write_all(part).unwrap();
+            }
+            packed.finish().unwrap()
+        };
+        let unpacked = |file: &[u8]| {
+            let opened = Opened::new(file).unwrap();
+            io::copy(&mut { opened.source }, &mut io::sink())
+        };
+        let blanks = vec![b' '; 1 << 20];
+        assert_eq!(unpacked(&packed(&blanks, 16)).unwrap(), 16 << 20);
+        let told = unpacked(&packed(&blanks, 160)).unwrap_err();
+        assert!(told.to_string().contains("more than 200 times"), "{told}");
+    }
 }

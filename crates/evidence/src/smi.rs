@@ -56,8 +56,8 @@ impl Field {
 
 /// How the cards of NVIDIA are called.
 const CARDS: [&str; 6] = ["NVIDIA", "Tesla", "GeForce", "Quadro", "TITAN", "GRID"];
-/// The most rows that are read.
-const MOST_ROWS: usize = 1 << 22;
+/// The most cells that are read.
+const MOST_CELLS: usize = 1 << 23;
 
 /// What `nvidia-smi` says in `text`; none where it does not speak.
 pub fn smi(text: &str) -> Option<Smi> {
@@ -78,7 +78,7 @@ pub fn smi(text: &str) -> Option<Smi> {
     if !named {
         rows.push(head.clone());
     }
-    for line in lines.take(MOST_ROWS) {
+    for line in lines.take(MOST_CELLS / head.len()) {
         let row = fields(line, comma);
         if row.len() == head.len() && !(named && row == head) {
             rows.push(row);

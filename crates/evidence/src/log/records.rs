@@ -6,7 +6,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use super::LONGEST_RECORD;
+use super::LONGEST_LINE;
 use super::rows::{Growing, Rows};
 
 /// Where a trainer has its records.
@@ -47,7 +47,7 @@ impl<'de> Visitor<'de> for &mut Records {
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
         while let Some(text) = list.next_element::<&RawValue>()? {
             let text = text.get();
-            let record = (text.len() <= LONGEST_RECORD && text.starts_with('{')).then_some(text);
+            let record = (text.len() <= LONGEST_LINE && text.starts_with('{')).then_some(text);
             match record.and_then(|text| serde_json::from_str::<Map<String, Value>>(text).ok()) {
                 Some(record) => self.growing.record(&record),
                 None => self.odd += 1,

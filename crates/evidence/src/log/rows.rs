@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use super::names::{Role, Scale, amount, role};
 use super::table::{fields, separator};
-use super::{LONGEST_RECORD, MOST_CELLS, MOST_COLUMNS, is_memory};
+use super::{LONGEST_LINE, MOST_CELLS, MOST_COLUMNS, is_memory};
 
 /// How deep records may lie in records.
 const DEEPEST: usize = 4;
@@ -162,7 +162,7 @@ fn json_lines(text: &str) -> Option<Rows> {
     for line in text.lines().filter(|line| !line.trim().is_empty()) {
         let record = line.find("{\"").map(|start| &line[start..]);
         let record = record.map(|record| record.trim_end().trim_end_matches(','));
-        let record = record.filter(|record| record.len() <= LONGEST_RECORD);
+        let record = record.filter(|record| record.len() <= LONGEST_LINE);
         match record.and_then(|record| serde_json::from_str::<Map<String, Value>>(record).ok()) {
             Some(record) => growing.record(&record),
             None => odd += 1,
@@ -228,6 +228,9 @@ fn pairs(text: &str) -> Option<Rows> {
 /// The names and values of one line.
 fn line_pairs(line: &str) -> Vec<(String, Cell)> {
     let mut pairs = Vec::new();
+    if line.len() > LONGEST_LINE {
+        return pairs;
+    }
     let bytes = line.as_bytes();
     let in_name = |byte: u8| {
         byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'/' | b'.' | b'-' | b'(' | b')' | b'%')
