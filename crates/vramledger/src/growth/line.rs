@@ -40,9 +40,9 @@ impl Line {
         Some(Self { slope, half, at_x, at_y })
     }
 
-    /// Whether the slope is above nothing by more than its interval is wide.
-    pub(crate) fn rises(&self) -> bool {
-        self.slope > 0.0 && 2.0 * self.half <= self.slope
+    /// Whether the slope is so far above nothing that its interval, as wide as `times`, does not reach it.
+    pub(crate) fn rises(&self, times: f64) -> bool {
+        self.slope > 0.0 && times * self.half <= self.slope
     }
 
     /// Whether the slope is below `slope`, as far as its interval tells.
@@ -86,7 +86,7 @@ mod tests {
         let line = Line::through(&[(1, 2), (2, 4), (3, 5), (4, 4), (5, 5)]).unwrap();
         assert!((line.slope - 0.6).abs() < 1e-12);
         assert!((line.half - 3.182 * 0.8944 / 10.0_f64.sqrt()).abs() < 0.01, "{}", line.half);
-        assert!(!line.rises());
+        assert!(!line.rises(1.0));
         for (free, known) in [(1.0, 12.706), (2.0, 4.303), (3.0, 3.182), (5.0, 2.571), (30.0, 2.042)] {
             assert!((quantile(free) / known - 1.0).abs() < 0.01, "{free}: {}", quantile(free));
         }
@@ -97,7 +97,7 @@ mod tests {
         assert_eq!(Line::through(&[(0, 1), (1, 2)]), None);
         assert_eq!(Line::through(&[(3, 1), (3, 2), (3, 3)]), None);
         let flat = Line::through(&[(0, 7), (1, 7), (2, 7)]).unwrap();
-        assert_eq!((flat.slope, flat.half, flat.rises(), flat.reaches(9.0)), (0.0, 0.0, false, None));
+        assert_eq!((flat.slope, flat.half, flat.rises(1.0), flat.reaches(9.0)), (0.0, 0.0, false, None));
     }
 
     proptest! {
@@ -110,7 +110,7 @@ mod tests {
             let points: Vec<(u64, i64)> = steps.iter().map(|x| (*x, start + slope * *x as i64)).collect();
             let line = Line::through(&points).unwrap();
             prop_assert_eq!(line.slope.round(), slope as f64);
-            prop_assert!(line.rises());
+            prop_assert!(line.rises(2.0));
             let mut turned = points.clone();
             turned.reverse();
             let turned = Line::through(&turned).unwrap();

@@ -29,6 +29,10 @@ pub(super) const LEAST_ENDS: usize = 4;
 const LEAST_SLOPE: f64 = 8.0 * 512.0;
 /// An end belongs to the warm-up where the rise after it is more than so many times any later change.
 const WARM: u64 = 3;
+/// What is allocated must rise by more than its interval is wide. What is reserved goes up in segments and
+/// seldom down: its line fits less well, and that it rises at all is enough.
+const SURE: f64 = 2.0;
+const LIKELY: f64 = 1.0;
 /// Reserved memory strands where what is in no block grows more than so many times faster than what is.
 const FAR_FASTER: f64 = 3.0;
 /// The later of two halves rises by less than this part of the earlier: it comes to rest.
@@ -84,7 +88,8 @@ pub(crate) fn told(moments: &[Moment], from: usize) -> Told {
     let reserved_line = Line::through(&reservations);
     let results = column(&|moment| moment.results.map(signed));
     let known = varied(inputs) && (results.is_empty() || follows(&results, inputs));
-    let grows = |points: &[(u64, i64)]| grows(points) && !(known && prompted(points, inputs));
+    let grows =
+        |points: &[(u64, i64)], sure: f64| grows(points, sure) && !(known && prompted(points, inputs));
     let own = allocated_line.map_or(0.0, |line| line.slope).max(0.0);
     let peaks = column(&|moment| moment.peak.map(signed));
     let follows = known
@@ -93,15 +98,15 @@ pub(crate) fn told(moments: &[Moment], from: usize) -> Told {
             || rises(&reservations).len() > 1 && prompted(&reservations, inputs));
     let pinned = column(&pinned);
     // Inputs of any length leave segments of any length, which are free as a whole and no harm.
-    let strands = grows(&gaps)
-        && grows(&reservations)
+    let strands = grows(&gaps, LIKELY)
+        && grows(&reservations, LIKELY)
         && Line::through(&gaps).is_some_and(|line| line.slope > FAR_FASTER * own)
-        && !(follows && !pinned.is_empty() && !grows(&pinned));
+        && !(follows && !pinned.is_empty() && !grows(&pinned, SURE));
     Told {
         from,
         too_few: allocations.len().max(reservations.len()) < LEAST_ENDS,
-        grows: grows(&allocations),
-        reserved_grows: grows(&reservations),
+        grows: grows(&allocations, SURE),
+        reserved_grows: grows(&reservations, LIKELY),
         reserved_rises: gaps.len() > 1 && gaps.windows(2).all(|pair| pair[0].1 < pair[1].1),
         strands,
         follows,
@@ -163,8 +168,8 @@ fn rises(points: &[(u64, i64)]) -> Vec<usize> {
 
 /// Whether `points` rise until the last of them: by more than their slope is uncertain, as often as before,
 /// and not ever less.
-fn grows(points: &[(u64, i64)]) -> bool {
-    let steep = Line::through(points).is_some_and(|line| line.rises() && line.slope > LEAST_SLOPE);
+fn grows(points: &[(u64, i64)], sure: f64) -> bool {
+    let steep = Line::through(points).is_some_and(|line| line.rises(sure) && line.slope > LEAST_SLOPE);
     if points.len() < LEAST_ENDS || !steep {
         return false;
     }
