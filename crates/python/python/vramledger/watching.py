@@ -60,6 +60,8 @@ class Watch(Table):
         self.windows: list[Window] = []
         self.warnings: list[str] = []
         self._kinds: list[Counter[_Kind]] = []
+        # The first window is warm-up: the optimizer makes its state there.
+        self._begin = 1
 
     def step(self) -> None:
         """Call it at the end of every step."""
@@ -77,15 +79,14 @@ class Watch(Table):
             held = sum({one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in tensors}.values())
         self.windows.append(Window(self.steps, held, len(tensors)))
         self._kinds = [*self._kinds[-PATIENCE:], Counter(map(_kind, tensors))]
-        # The first window is warm-up: the optimizer makes its state there.
-        last = self.windows[1:][-PATIENCE - 1 :]
+        last = self.windows[self._begin :][-PATIENCE - 1 :]
         if len(last) <= PATIENCE:
             return
         pairs = list(zip(last, last[1:]))
         if all(a.bytes < b.bytes for a, b in pairs) or all(a.tensors < b.tensors for a, b in pairs):
             self._warn(last, tensors)
             # The next warning is of what comes after.
-            self.windows, self._kinds = self.windows[:1], self._kinds[-1:]
+            self._begin = len(self.windows)
 
     def _warn(self, last: list[Window], tensors: list[torch.Tensor]) -> None:
         steps = last[-1].step - last[0].step
