@@ -106,7 +106,6 @@ fn setup(said: &Value, software: &Value) -> Option<Setup> {
         },
         steps: small("steps")?,
         torch: word(&software["torch"])??,
-        ..usual
     })
 }
 
