@@ -46,7 +46,8 @@ pub struct RankReading {
     pub phase: Option<String>,
     /// The peak less the median peak of its stage.
     pub difference_bytes: i64,
-    /// Whether that is more than the stage's tolerance.
+    /// Whether that is more than the stage's tolerance, but for smaller shards: as many parameters, gradients and
+    /// states as the reference, of fewer bytes.
     pub outlier: bool,
     /// The peak of the reserved bytes.
     pub reserved_bytes: Option<u64>,

@@ -85,6 +85,25 @@ fn stages_and_the_rank_that_keeps_more() {
 }
 
 #[test]
+fn a_smaller_shard_is_nothing_odd() {
+    let rank = |layers, activation| states(&[("layers", layers)], activation, 0);
+    let folder = Folder::new()
+        .with("r0.json", rank(100, 40))
+        .with("r1.json", rank(100, 40))
+        .with("r2.json", rank(100, 40))
+        .with("r3.json", rank(97, 40))
+        .with("r4.json", rank(97, 50));
+    let json = folder.run("read r0.json r1.json r2.json r3.json --format json").json();
+    assert_eq!(json["ranks"][3]["difference_bytes"], -3 << 20);
+    assert_eq!(
+        (json["ranks"][3]["outlier"].as_bool(), json["stages"].as_array().unwrap().len()),
+        (Some(false), 1)
+    );
+    let json = folder.run("read r0.json r1.json r2.json r4.json --format json").json();
+    assert_eq!(json["outliers"][0]["difference_bytes"], 7 << 20);
+}
+
+#[test]
 fn what_cannot_be_read_is_told_and_the_rest_is_answered() {
     let folder = pipeline().with("rank12.pickle", b"\x80\x04\x95").with("rank13.json", "step,loss\n1,2\n");
     let answer = folder.run(&format!("read {EIGHT} rank12.pickle rank13.json rank14.pickle --format json"));

@@ -138,7 +138,8 @@ impl RankReader {
                 let row = &mut rows[*member];
                 row.stage = index as u64;
                 row.difference_bytes = signed(peaks[*member].bytes) - signed(median.bytes);
-                row.outlier = row.difference_bytes.unsigned_abs() > stage.tolerance;
+                let shards = peak::smaller_shards(median, peaks[*member]);
+                row.outlier = (row.difference_bytes + signed(shards)).unsigned_abs() > stage.tolerance;
                 if row.outlier {
                     outliers.push(RankOutlier {
                         name: row.name.clone(),

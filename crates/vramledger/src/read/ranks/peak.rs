@@ -72,6 +72,21 @@ impl PeakOf {
     }
 }
 
+/// What ranks divide among themselves.
+const DIVIDED: [Category; 4] =
+    [Category::Parameter, Category::MasterWeight, Category::Gradient, Category::OptimizerState];
+
+/// How much smaller the shards of `peak` are than those of `base`: as many objects of what ranks divide, and fewer
+/// bytes, as the last ranks have where something cannot be divided evenly.
+pub(super) fn smaller_shards(base: &PeakOf, peak: &PeakOf) -> u64 {
+    let divided = base.rows.iter().filter(|((_, category), _)| DIVIDED.contains(category));
+    let smaller = divided.filter_map(|(key, (bytes, count))| {
+        let (own, objects) = peak.rows.get(key)?;
+        (objects == count).then(|| bytes.saturating_sub(*own))
+    });
+    smaller.sum()
+}
+
 /// What `peak` holds more or less than `base`, the largest change first.
 pub(super) fn differences(names: &Names, base: &PeakOf, peak: &PeakOf) -> Vec<Difference> {
     let keys: std::collections::BTreeSet<_> = base.rows.keys().chain(peak.rows.keys()).collect();
