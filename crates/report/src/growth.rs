@@ -38,7 +38,8 @@ pub(crate) fn blocks(growth: &Growth, of: Option<&str>) -> Vec<Block> {
     if let Some(advice) = &growth.advice {
         blocks.push(Block::Line(format!("What is kept how: {advice}.")));
     }
-    blocks.extend(table("What grows", per, &growth.rows));
+    let title = if growth.verdict == Trend::Stranding { "What stays meanwhile" } else { "What grows" };
+    blocks.extend(table(title, per, &growth.rows));
     if growth.verdict != Trend::Growing {
         blocks.extend(table("What grew and is at rest", per, &growth.settled));
     }

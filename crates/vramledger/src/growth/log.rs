@@ -47,6 +47,8 @@ pub(crate) fn of_log(series: &Series, capacity: Option<Bytes>) -> Growth {
             break;
         }
     }
+    // The most so far rises with every chance, yet seldom.
+    found.grows &= allocated != Some(Figure::PeakAllocated) || found.often;
     let verdict = verdict(&found, allocated.is_some());
     let capacity =
         capacity.or_else(|| series.column(Figure::Capacity).last().map(|(_, bytes)| bytes)).map(Bytes::get);
@@ -72,8 +74,8 @@ pub(crate) fn of_log(series: &Series, capacity: Option<Bytes>) -> Growth {
 fn verdict(told: &Told, allocated_is_known: bool) -> Trend {
     match () {
         () if told.too_few => Trend::TooFewSteps,
-        () if told.strands || told.reserved_grows && !told.grows && allocated_is_known => Trend::Stranding,
-        () if told.grows || told.reserved_grows => Trend::Growing,
+        () if told.strands => Trend::Stranding,
+        () if told.grows || told.reserved_grows && !allocated_is_known => Trend::Growing,
         () if told.follows => Trend::LongestInput,
         () if told.rested.is_some() => Trend::WarmUp,
         () => Trend::Steady,
@@ -202,6 +204,20 @@ mod tests {
         assert_eq!(allocated(&[50, 47, 52, 49, 51, 48, 50, 52, 49]), Trend::Steady);
         assert_eq!(allocated(&[5, 10, 15, 20, 25, 25, 25, 25, 25]), Trend::WarmUp);
         assert_eq!(allocated(&[5, 10, 10, 15, 15, 20, 20, 25]), Trend::Growing);
+        // What is reserved follows the most that ever was allocated.
+        let mut most = 0;
+        let rows: Vec<[u64; 3]> = [1700, 1100, 2300, 1900, 2600, 1200, 2100, 2800, 1500, 2950]
+            .iter()
+            .zip(0..)
+            .map(|(value, step)| {
+                most = most.max(value + 200);
+                [step, *value, most]
+            })
+            .collect();
+        let found = growth(&log("step,allocated_mib,reserved_mib", rows.clone()), None);
+        assert!(!matches!(found.verdict, Trend::Stranding | Trend::Growing), "{:?}", found.verdict);
+        let peaks = log("step,max_memory_allocated_mib", rows.iter().map(|row| [row[0], row[2] - 200]));
+        assert_ne!(growth(&peaks, None).verdict, Trend::Growing);
         // What only the card tells is not said to be anyone's.
         let rows = (0..9).map(|step| [step, 900 + 20 * step]);
         let used = growth(&log("step,memory_used_mib", rows), None);

@@ -29,16 +29,23 @@ pub(super) const LEAST_ENDS: usize = 4;
 const LEAST_SLOPE: f64 = 8.0 * 512.0;
 /// An end belongs to the warm-up where the rise after it is more than so many times any later change.
 const WARM: u64 = 3;
-/// What is allocated must rise by more than its interval is wide. What is reserved goes up in segments and
-/// seldom down: its line fits less well, and that it rises at all is enough.
-const SURE: f64 = 2.0;
-const LIKELY: f64 = 1.0;
+/// What is allocated must rise by more than its interval is wide, and comes to rest where the later of two
+/// halves rises by less than this part of the earlier.
+const SURE: Rising = Rising { intervals: 2.0, rests: 0.25 };
+/// What is reserved goes up in segments and seldom down: its line fits less well, and that it rises at all is
+/// enough; but it does so at first in any run.
+const LIKELY: Rising = Rising { intervals: 1.0, rests: 0.5 };
 /// Reserved memory strands where what is in no block grows more than so many times faster than what is.
 const FAR_FASTER: f64 = 3.0;
-/// The later of two halves rises by less than this part of the earlier: it comes to rest.
-const COMES_TO_REST: f64 = 0.25;
 /// The share of pairs of steps with unlike inputs whose totals must be unlike in the same way.
 const FOLLOWS: f64 = 0.8;
+
+/// What it takes to rise.
+#[derive(Clone, Copy, Debug)]
+struct Rising {
+    intervals: f64,
+    rests: f64,
+}
 
 /// What moments tell.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -51,6 +58,8 @@ pub(crate) struct Told {
     pub(crate) too_few: bool,
     /// What is allocated grows, and the input does not make it.
     pub(crate) grows: bool,
+    /// What is allocated is above all before at every second end or more.
+    pub(crate) often: bool,
     /// What is reserved grows, and the input does not make it.
     pub(crate) reserved_grows: bool,
     /// What is reserved is more at each end than at the one before, and by more than what is allocated.
@@ -89,8 +98,9 @@ pub(crate) fn told(moments: &[Moment], from: usize) -> Told {
     let results = column(&|moment| moment.results.map(signed));
     let known = varied(inputs) && (results.is_empty() || follows(&results, inputs));
     let grows =
-        |points: &[(u64, i64)], sure: f64| grows(points, sure) && !(known && prompted(points, inputs));
-    let own = allocated_line.map_or(0.0, |line| line.slope).max(0.0);
+        |points: &[(u64, i64)], sure: Rising| grows(points, sure) && !(known && prompted(points, inputs));
+    // What allocated grows by at least.
+    let own = allocated_line.map_or(0.0, |line| line.slope - line.half).max(0.0);
     let peaks = column(&|moment| moment.peak.map(signed));
     let follows = known
         && (follows(&peaks, inputs)
@@ -106,6 +116,7 @@ pub(crate) fn told(moments: &[Moment], from: usize) -> Told {
         from,
         too_few: allocations.len().max(reservations.len()) < LEAST_ENDS,
         grows: grows(&allocations, SURE),
+        often: 2 * rises(&allocations).len() > allocations.len(),
         reserved_grows: grows(&reservations, LIKELY),
         reserved_rises: gaps.len() > 1 && gaps.windows(2).all(|pair| pair[0].1 < pair[1].1),
         strands,
@@ -122,8 +133,7 @@ const fn signed(bytes: u64) -> i64 {
 
 /// What is reserved beyond all that was ever allocated at once.
 fn gap(moment: &Moment, most: Option<u64>) -> Option<(u64, i64)> {
-    let held = moment.allocated.max(most)?;
-    Some((moment.step, signed(moment.reserved?) - signed(held)))
+    Some((moment.step, signed(moment.reserved?) - signed(most?)))
 }
 
 /// What is reserved beside blocks in use.
@@ -131,10 +141,10 @@ fn pinned(moment: &Moment) -> Option<i64> {
     Some(signed(moment.reserved?) - signed(moment.whole?) - signed(moment.allocated?))
 }
 
-/// The largest peak up to each moment.
+/// The most that is known to have been allocated up to each moment.
 fn running_peaks(moments: &[Moment]) -> impl Iterator<Item = Option<u64>> + '_ {
     moments.iter().scan(None, |most, moment| {
-        *most = moment.peak.max(*most);
+        *most = moment.peak.max(moment.allocated).max(*most);
         Some(*most)
     })
 }
@@ -168,8 +178,9 @@ fn rises(points: &[(u64, i64)]) -> Vec<usize> {
 
 /// Whether `points` rise until the last of them: by more than their slope is uncertain, as often as before,
 /// and not ever less.
-fn grows(points: &[(u64, i64)], sure: f64) -> bool {
-    let steep = Line::through(points).is_some_and(|line| line.rises(sure) && line.slope > LEAST_SLOPE);
+fn grows(points: &[(u64, i64)], sure: Rising) -> bool {
+    let steep =
+        Line::through(points).is_some_and(|line| line.rises(sure.intervals) && line.slope > LEAST_SLOPE);
     if points.len() < LEAST_ENDS || !steep {
         return false;
     }
@@ -182,7 +193,7 @@ fn grows(points: &[(u64, i64)], sure: f64) -> bool {
     };
     let (first, middle) = (mean(&points[..third]), mean(&points[third..points.len() - third]));
     let last = mean(&points[points.len() - third..]);
-    let at_rest = third > 0 && last - middle < COMES_TO_REST * (middle - first);
+    let at_rest = third > 0 && last - middle < sure.rests * (middle - first);
     rises.len() > 2 && since <= wait && !at_rest
 }
 
