@@ -34,6 +34,7 @@ fn main() -> io::Result<()> {
     cargo.arg("--target").arg(&target).arg("--target-dir").arg(out.join("emulator"));
     // Clippy's own wrapper would check the library in place of building it.
     cargo.env_remove("RUSTC_WORKSPACE_WRAPPER");
+    cargo.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
     if !cargo.status()?.success() {
         return Err(io::Error::other("the emulated device's library does not build"));
     }
