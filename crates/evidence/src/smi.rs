@@ -57,7 +57,7 @@ impl Field {
 /// How the cards of NVIDIA are called.
 const CARDS: [&str; 6] = ["NVIDIA", "Tesla", "GeForce", "Quadro", "TITAN", "GRID"];
 /// The most cells that are read.
-const MOST_CELLS: usize = 1 << 23;
+const MOST_CELLS: usize = 1 << 22;
 
 /// What `nvidia-smi` says in `text`; none where it does not speak.
 pub fn smi(text: &str) -> Option<Smi> {
