@@ -78,7 +78,7 @@ pub fn smi(text: &str) -> Option<Smi> {
     if !named {
         rows.push(head.clone());
     }
-    for line in lines.take(MOST_CELLS / head.len()) {
+    for line in lines.by_ref().take(MOST_CELLS / head.len()) {
         let row = fields(line, comma);
         if row.len() == head.len() && !(named && row == head) {
             rows.push(row);
@@ -86,7 +86,11 @@ pub fn smi(text: &str) -> Option<Smi> {
             odd += 1;
         }
     }
+    let left_out = lines.count() as u64;
     let mut warnings = Vec::new();
+    if left_out > 0 {
+        warnings.push(Warning::RowsLeftOut { count: left_out });
+    }
     if !named {
         columns = guess(&rows)?;
         warnings.push(Warning::NoHeading);

@@ -62,6 +62,8 @@ pub enum Warning {
     NoStepColumn,
     /// A log whose steps go back.
     StepsGoBack { count: u64 },
+    /// Rows beyond the most that are read.
+    RowsLeftOut { count: u64 },
     /// Lines of a log that are no rows of it.
     OddRows { count: u64 },
     /// The figures noted at a mark are not those of the entries up to it.
@@ -160,6 +162,9 @@ impl fmt::Display for Warning {
             Self::NoStepColumn => f.write_str("no column is a step: rows are counted from 0"),
             Self::StepsGoBack { count } => {
                 write!(f, "the steps go back {count} times: the run was begun anew, or several runs are in one log")
+            }
+            Self::RowsLeftOut { count } => {
+                write!(f, "the last {count} rows are more than are read and are left out")
             }
             Self::OddRows { count } => write!(f, "{count} lines are no rows of the log and are left out"),
             Self::MarkDisagrees { mark, measure, noted, found } => write!(
