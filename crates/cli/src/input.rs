@@ -49,6 +49,11 @@ impl NamedFile {
         Ok((path, bytes))
     }
 
+    /// How many bytes the file has; none where it is no file of a known size.
+    pub fn size(&self) -> Option<u64> {
+        self.path.metadata().ok().filter(std::fs::Metadata::is_file).map(|known| known.len())
+    }
+
     /// The path of the file, and the file, to be read as it comes.
     pub fn open(&self) -> Result<(String, Box<dyn Read>)> {
         let path = self.path.display().to_string();

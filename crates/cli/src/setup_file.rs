@@ -32,14 +32,19 @@ impl fmt::Display for Place {
 
 /// The settings of `given`, and from the file at `path` those that it does not give, with their places.
 pub fn read(path: &Path, given: &PlanSettings) -> Result<(PlanSettings, Vec<Place>)> {
-    let name = path.display();
+    let name = path.display().to_string();
     let text = fs::read_to_string(path).with_context(|| format!("failed to read `{name}`"))?;
+    of_text(&name, &text, given)
+}
+
+/// The same of a file called `name` with `text` in it.
+fn of_text(name: &str, text: &str, given: &PlanSettings) -> Result<(PlanSettings, Vec<Place>)> {
     let table: BTreeMap<Spanned<String>, toml::Value> =
-        toml::from_str(&text).with_context(|| format!("`{name}` is not TOML"))?;
+        toml::from_str(text).with_context(|| format!("`{name}` is not TOML"))?;
     let (mut words, mut places) = (Vec::new(), Vec::new());
     for (key, value) in &table {
         let line = text[..key.span().start].matches('\n').count() + 1;
-        let place = Place { key: key.get_ref().clone(), line, file: name.to_string() };
+        let place = Place { key: key.get_ref().clone(), line, file: name.to_owned() };
         let command = command();
         if !command.get_arguments().any(|known| known.get_long() == Some(&place.key)) {
             bail!("{place} is an unknown key; the keys are {}", keys(&command));
@@ -93,6 +98,14 @@ impl Settings {
     /// An unknown key, or a value that its key cannot have.
     pub fn new<'a>(place: &str, pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Self> {
         Ok(Self(values(place, pairs)?))
+    }
+
+    /// The settings of a setup file called `name` with `text` in it.
+    ///
+    /// # Errors
+    /// What is not TOML, an unknown key, or a value that its key cannot have.
+    pub fn of_file(name: &str, text: &str) -> Result<Self> {
+        Ok(Self(of_text(name, text, &PlanSettings::default())?.0))
     }
 
     /// The question that they ask of `model`.

@@ -86,10 +86,11 @@ pub fn read(
             (None, Some((parameters, ranks))) => Some(vramledger::Known::of_parameters(parameters, ranks)),
             (None, None) => None,
         };
-        let question =
-            ReadQuestion { by, depth, at, device, step, what_if, capacity: capacity.map(Bytes::new), known };
         let failed = |source| raise(Error::Read { path: path.clone(), source });
         let file = File::open(&path).map_err(failed)?;
+        let size = file.metadata().ok().filter(std::fs::Metadata::is_file).map(|known| known.len());
+        let capacity = capacity.map(Bytes::new);
+        let question = ReadQuestion { by, depth, at, device, step, what_if, capacity, known, size };
         Ok(match vramledger::read(&path, file, &question).map_err(raise)? {
             Answer::Ledger(read) => {
                 let (ledger, tape) = read.into_parts();

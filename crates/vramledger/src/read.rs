@@ -54,6 +54,8 @@ pub struct ReadQuestion {
     pub capacity: Option<Bytes>,
     /// What is known of the run that an out-of-memory message is of.
     pub known: Option<Known>,
+    /// How many bytes the source has, where that is known: a large file then gets its room at once.
+    pub size: Option<u64>,
 }
 
 /// What `read` answers: what the evidence is, told in its document.
@@ -93,9 +95,10 @@ const fn largest(form: Form, packed: bool) -> u64 {
 }
 
 /// All of `source`.
-fn whole(path: &str, opened: Opened<'_>) -> Result<Vec<u8>, Error> {
+fn whole(path: &str, opened: Opened<'_>, size: Option<u64>) -> Result<Vec<u8>, Error> {
     let mib = largest(opened.form, opened.packed);
-    let mut bytes = Vec::new();
+    let room = size.filter(|size| !opened.packed && *size <= mib << 20).unwrap_or(0);
+    let mut bytes = Vec::with_capacity(room as usize);
     let read = opened.source.take((mib << 20) + 1).read_to_end(&mut bytes);
     read.map_err(|source| Error::Read { path: path.into(), source })?;
     if bytes.len() as u64 > mib << 20 {
@@ -119,7 +122,7 @@ pub fn read(path: &str, source: impl io::Read, question: &ReadQuestion) -> Resul
         Form::Empty => Err(Error::NotEvidence { name: path.into(), what: "empty" }),
         Form::Other(what) => Err(Error::NotEvidence { name: path.into(), what }),
         form => {
-            let bytes = whole(path, opened)?;
+            let bytes = whole(path, opened, question.size)?;
             let file_bytes = counted.get();
             match form {
                 Form::Pickle => ledger(snapshot(path, bytes, file_bytes, question)?),

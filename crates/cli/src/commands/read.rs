@@ -24,6 +24,7 @@ pub fn run(args: &ReadArgs, common: &Common) -> Result<Exit> {
         what_if: args.what_if.clone(),
         capacity: args.capacity,
         known: known(args)?,
+        size: file.size(),
     };
     let answer = vramledger::read(&path, source, &question)?;
     if question.known.is_some() && !matches!(answer, Answer::Instants(_)) {
