@@ -173,3 +173,23 @@ fn an_out_of_memory_message_is_held_against_what_the_plan_has_in_place() {
     let document = folder.run("reconcile half.json oom.txt --format json").json();
     assert_eq!(document["evidence"]["setting"]["setting"], "--batch 4");
 }
+
+#[test]
+fn the_setting_of_a_job_whose_ranks_divide_the_work_is_named_too() {
+    let config = r#"{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 512,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 1000, "max_position_embeddings": 512}"#;
+    let folder = Folder::new().with("config.json", config);
+    for parallel in ["ddp", "fsdp2", "zero2"] {
+        for (file, batch) in [("plan.json", 4), ("found.json", 2)] {
+            let line = format!(
+                "plan config.json --seq 128 --dtype bf16 --parallel {parallel} --world-size 8 --rank 1 --batch {batch} \
+                 --format json -o {file}"
+            );
+            let answer = folder.run(&line);
+            assert_eq!(answer.exit, Some(0), "{}", answer.stderr);
+        }
+        let document = folder.run("reconcile plan.json found.json --format json").json();
+        assert_eq!(document["evidence"]["setting"]["setting"], "--batch 2", "{parallel}");
+        assert_eq!(document["evidence"]["setting"]["difference_bytes"], 0, "{parallel}");
+    }
+}

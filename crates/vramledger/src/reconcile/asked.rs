@@ -86,7 +86,8 @@ fn setup(said: &Value, software: &Value) -> Option<Setup> {
         clip_grad_norm: said["clip_grad_norm"].as_f64(),
         offload: said["offload"].as_array()?.iter().map(|what| word(what)?).collect::<Option<_>>()?,
         keep_outputs: flag("keep_outputs"),
-        loss: said["loss"].as_str().and_then(|loss| loss.parse().ok()),
+        // The model's own is none of the forms.
+        loss: said["loss"].as_str().filter(|loss| *loss != "default").and_then(|loss| loss.parse().ok()),
         freeze: said["freeze"].as_array()?.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
         quantize: word(&said["quantize"])?,
         prepare_kbit: flag("prepare_kbit"),
