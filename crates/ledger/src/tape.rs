@@ -105,6 +105,10 @@ pub enum Dtype {
 }
 
 impl Dtype {
+    /// All of them, in the order in which a tape file numbers them.
+    pub const ALL: [Self; 8] =
+        [Self::Fp64, Self::Fp32, Self::Fp16, Self::Bf16, Self::Int64, Self::Int32, Self::Uint8, Self::Bool];
+
     /// Bytes of one element.
     pub const fn size(self) -> u64 {
         match self {

@@ -70,7 +70,7 @@ impl Recorder {
         shape: Option<Vec<u64>>,
     ) -> PyResult<u32> {
         let label = self.label(name, owner, category, false)?;
-        let dtype = dtype.and_then(|word| DTYPES.iter().copied().find(|dtype| dtype.as_str() == word));
+        let dtype = dtype.and_then(|word| Dtype::ALL.into_iter().find(|dtype| dtype.as_str() == word));
         let layout = dtype.zip(shape).map(|(dtype, shape)| {
             self.tape.intern_layout(&Layout { dtype, shape: shape.into_boxed_slice() })
         });
@@ -150,15 +150,3 @@ impl Recorder {
         Ok(Document { tape: Some((about, tape)), ..Document::new(name, body) })
     }
 }
-
-/// The dtypes that a tape has a word for.
-const DTYPES: [Dtype; 8] = [
-    Dtype::Fp64,
-    Dtype::Fp32,
-    Dtype::Fp16,
-    Dtype::Bf16,
-    Dtype::Int64,
-    Dtype::Int32,
-    Dtype::Uint8,
-    Dtype::Bool,
-];

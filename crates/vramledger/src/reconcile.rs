@@ -186,10 +186,7 @@ fn mismatches(predicted: &Ledger, found: &Ledger) -> Vec<Mismatch> {
         Some(format!("{major}.{minor}"))
     };
     differ("torch", torch(predicted), torch(found));
-    let gpu = |ledger: &Ledger| {
-        let device = ledger.devices.iter().find(|device| device.kind == wire::DeviceKind::Gpu)?;
-        device.capacity_bytes.map(|bytes| bytes.to_string())
-    };
+    let gpu = |ledger: &Ledger| totals::card(ledger)?.capacity_bytes.map(|bytes| bytes.to_string());
     differ("bytes of the card", gpu(predicted), gpu(found));
     for key in ["batch", "world_size", "accumulate", "alloc_conf"] {
         let of = |ledger: &Ledger| {

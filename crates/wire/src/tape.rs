@@ -42,18 +42,6 @@ const LEVEL: i32 = 3;
 const UNITS: [Unit; 2] = [Unit::Requested, Unit::Block];
 const KINDS_OF_DEVICE: [DeviceKind; 2] = [DeviceKind::Gpu, DeviceKind::Cpu];
 
-/// The codes of the element types.
-const DTYPES: [Dtype; 8] = [
-    Dtype::Fp64,
-    Dtype::Fp32,
-    Dtype::Fp16,
-    Dtype::Bf16,
-    Dtype::Int64,
-    Dtype::Int32,
-    Dtype::Uint8,
-    Dtype::Bool,
-];
-
 /// The codes of the categories: their places here.
 const CATEGORIES: [Category; 11] = [
     Category::Parameter,
@@ -123,7 +111,7 @@ fn head(about: &About, tape: &Tape) -> Result<Vec<u8>, WriteError> {
     head.u32(tape.layouts().len() as u32);
     for layout in tape.layouts() {
         within("dimensions in a shape", MAX_RANK, layout.shape.len())?;
-        head.u8(code(&DTYPES, layout.dtype));
+        head.u8(code(&Dtype::ALL, layout.dtype));
         head.u8(layout.shape.len() as u8);
         layout.shape.iter().for_each(|extent| head.u64(*extent));
     }
@@ -239,7 +227,7 @@ fn read_head(body: &mut In<impl Read>) -> Result<Tape, ReadError> {
         new(tape.intern(&text).index(), index, "name")?;
     }
     for index in 0..table(body.u32()?, "layouts")? {
-        let dtype = decode(&DTYPES, body.u8()?, "element type")?;
+        let dtype = decode(&Dtype::ALL, body.u8()?, "element type")?;
         let shape = (0..body.u8()?).map(|_| body.u64()).collect::<Result<_, _>>()?;
         new(tape.intern_layout(&Layout { dtype, shape }).index(), index, "layout")?;
     }

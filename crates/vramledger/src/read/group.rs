@@ -49,11 +49,26 @@ pub(super) struct LookedAt {
     pub(super) event: usize,
 }
 
+/// What is there, by name and by what it is for.
+pub(super) type Rows = BTreeMap<(String, Option<Category>), InstantRow>;
+
+/// Counts one object called `name` in `rows`, which are told apart by `by`.
+pub(super) fn add(rows: &mut Rows, by: By, name: String, category: Category, bytes: u64) {
+    // Objects of one size are for anything; those of one place are told apart.
+    let category = Some(category).filter(|_| by != By::Size);
+    let row = rows.entry((name, category)).or_insert_with_key(|(name, category)| {
+        let category = category.map(wire::Category);
+        InstantRow { name: name.clone(), category, bytes: 0, count: 0 }
+    });
+    row.bytes += bytes;
+    row.count += 1;
+}
+
 /// Who is there in `shot`.
 pub(super) fn instant(run: &Run, shot: &Shot, at: &LookedAt, question: &ReadQuestion) -> Instant {
     let tape = &run.taped.tape;
     debug_assert_eq!(tape.unit, Unit::Requested, "snapshots tell what was asked for");
-    let mut rows: BTreeMap<(String, Option<Category>), InstantRow> = BTreeMap::new();
+    let mut rows = Rows::new();
     let mut names: HashMap<Stack, Option<String>> = HashMap::new();
     let mut by_category: BTreeMap<wire::Category, u64> = BTreeMap::new();
     let (mut requested_bytes, mut bytes) = (0_u64, 0_u64);
@@ -72,14 +87,7 @@ pub(super) fn instant(run: &Run, shot: &Shot, at: &LookedAt, question: &ReadQues
                 name.unwrap_or_else(|| tape.name(label.name).to_owned())
             }
         };
-        // Objects of one size are for anything; those of one place are told apart.
-        let category = Some(label.category).filter(|_| question.by != By::Size);
-        let row = rows.entry((name, category)).or_insert_with_key(|(name, category)| {
-            let category = category.map(wire::Category);
-            InstantRow { name: name.clone(), category, bytes: 0, count: 0 }
-        });
-        row.bytes += amount;
-        row.count += 1;
+        add(&mut rows, question.by, name, label.category, amount);
     }
     let mut rows: Vec<InstantRow> = rows.into_values().collect();
     let reading = shot.readings[usize::from(at.device.0)].unwrap_or_default();

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use evidence::recognise::Opened;
 use evidence::{RawTimeline, Trace};
-use ledger::{Bytes, Category, DeviceId, Event, Measure, Provenance, Tape};
+use ledger::{Bytes, DeviceId, Event, Measure, Provenance, Tape};
 use serde_json::{Map, Value, json};
 use wire::{About, Evidence, Instant, InstantRow, Ledger, Reading, Start};
 
-use super::{By, Read, ReadQuestion, steps};
+use super::{By, Read, ReadQuestion, group, steps};
 use crate::{Error, growth};
 
 /// The ledger of the profiler trace in `source`.
@@ -201,7 +201,7 @@ fn walk(tape: &Tape, device: DeviceId, mut each: impl FnMut(usize, Event, &Held)
 
 /// Who is there on `device` after the event at `at`; told apart by category where no `operators` are known.
 fn instant(tape: &Tape, device: DeviceId, at: usize, question: &ReadQuestion, operators: bool) -> Instant {
-    let mut rows: BTreeMap<(String, Option<Category>), InstantRow> = BTreeMap::new();
+    let mut rows = group::Rows::new();
     let mut by_category: BTreeMap<wire::Category, u64> = BTreeMap::new();
     let mut labels: Vec<_> = tape.objects().iter().map(|object| object.label).collect();
     let (mut total, mut reserved, mut mark) = (0, None, None);
@@ -228,13 +228,7 @@ fn instant(tape: &Tape, device: DeviceId, at: usize, question: &ReadQuestion, op
                     _ => tape.name(label.name).to_owned(),
                 },
             };
-            let category = Some(label.category).filter(|_| question.by != By::Size);
-            let row = rows.entry((name, category)).or_insert_with_key(|(name, category)| {
-                let category = category.map(wire::Category);
-                InstantRow { name: name.clone(), category, bytes: 0, count: 0 }
-            });
-            row.bytes += bytes;
-            row.count += 1;
+            group::add(&mut rows, question.by, name, label.category, bytes);
         }
         false
     });

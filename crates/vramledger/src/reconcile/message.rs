@@ -106,8 +106,7 @@ fn off(ledger: &Ledger, moment: &DeviceInstant, found: &Total) -> u64 {
 
 fn mismatches(predicted: &Ledger, moment: &DeviceInstant, slack: u64) -> Vec<Mismatch> {
     let mut mismatches = Vec::new();
-    let card = predicted.devices.iter().find(|device| device.kind == wire::DeviceKind::Gpu);
-    let card = card.and_then(|device| device.capacity_bytes);
+    let card = totals::card(predicted).and_then(|device| device.capacity_bytes);
     if let Some((ours, theirs)) =
         card.zip(moment.capacity_bytes).filter(|(ours, theirs)| ours.abs_diff(*theirs) > slack)
     {

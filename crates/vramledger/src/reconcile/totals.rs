@@ -1,7 +1,7 @@
 //! A total beside a total, where neither side, or only one, has objects.
 
 use ledger::{Bytes, Category, Contributor, Found, Measure, Prediction};
-use wire::{Compared, DeviceInstant, DeviceKind, Ledger, Reason, Reconciliation, SeriesOf};
+use wire::{Compared, Device, DeviceInstant, DeviceKind, Ledger, Reason, Reconciliation, SeriesOf};
 
 use super::reasons;
 use crate::Error;
@@ -104,9 +104,14 @@ impl Total {
     }
 }
 
+/// The first GPU of `ledger`.
+pub(super) fn card(ledger: &Ledger) -> Option<&Device> {
+    ledger.devices.iter().find(|device| device.kind == DeviceKind::Gpu)
+}
+
 /// What the process may use of the first GPU of `ledger`.
 pub(super) fn usable(ledger: &Ledger) -> Option<u64> {
-    let device = ledger.devices.iter().find(|device| device.kind == DeviceKind::Gpu)?;
+    let device = card(ledger)?;
     device.capacity_bytes?.checked_sub(device.context_bytes.unwrap_or(0))
 }
 
